@@ -1,0 +1,70 @@
+# Every target installs what it needs into .venv; a repeated run does nothing twice.
+# Another interpreter: make setup PYTHON=python3.12 (after make clean).
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
+
+BASE := $(VENV)/.stamp-base
+DEV := $(VENV)/.stamp-dev
+DOCS := $(VENV)/.stamp-docs
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_NO_INPUT := 1
+export MPLBACKEND := Agg
+export NO_MKDOCS_2_WARNING := 1
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup demo test lint types format bench docs clean
+
+help: ## print this list
+	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 10
+
+setup: $(DEV) ## create .venv with the package and all tools
+
+demo: $(DEV) ## train with and without primum on a small task, and compare
+	$(BIN)/primum demo
+
+test: lint types ## lint, types, then every test
+	$(BIN)/python -m pytest
+
+lint: $(DEV) ## check style and formatting
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
+
+types: $(DEV) ## check types, strictly
+	$(BIN)/python -m mypy
+
+format: $(DEV) ## fix what lint can fix by itself
+	$(BIN)/python -m ruff check --fix .
+	$(BIN)/python -m ruff format .
+
+bench: $(DEV) ## measure the cost of one step
+	$(BIN)/python benchmarks/overhead.py
+
+docs: $(DOCS) ## build the documentation into site/
+	$(BIN)/python -m mkdocs build --strict
+
+clean: ## remove .venv, caches and everything built
+	rm -rf $(VENV) site dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find src tests benchmarks examples -type d -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+
+# The build backend comes first, pinned, so that building the package needs no environment of its own.
+# Some systems ship Python without ensurepip: there, the system's pip puts pip into .venv.
+$(BASE): constraints.txt
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("the pinned tools need Python 3.11 or newer, this is " + sys.version.split()[0] + "; try: make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV) || { \
+	    $(PYTHON) -m venv --clear --without-pip $(VENV) && \
+	    $(PYTHON) -m pip --python $(BIN)/python install --quiet pip; }
+	$(PIP) torch hatchling editables
+	@touch $@
+
+$(DEV): $(BASE) pyproject.toml
+	$(PIP) --no-build-isolation --editable ".[dev,experiments]"
+	@touch $@
+
+$(DOCS): $(DEV)
+	$(PIP) --no-build-isolation --editable ".[docs]"
+	@touch $@

@@ -1,0 +1,33 @@
+"""primum: every training sample counts.
+
+    import primum
+    primum.attach(model, optimizer)      # the one added line
+
+The map of the package; data flows down the numbers, imports never point up:
+
+    attach.py      find the head, make a Reducer
+    reducer.py     the orchestrator
+    capture.py  1  the head's input and the gradient at its output
+    update.py   2  the step the optimizer is about to take, and its gain
+    gram.py     3  the Gram operator of the samples' gradients
+    problem.py  4  the convex problem and its certificate
+    solve.py    5  the solver
+    report.py   6  what one step did
+"""
+
+from primum.attach import attach, observe
+from primum.problem import Problem, Solution
+from primum.reducer import Reducer
+from primum.report import StepReport
+from primum.solve import solve
+
+__version__ = "0.1.0"
+__all__ = [
+    "Problem",
+    "Reducer",
+    "Solution",
+    "StepReport",
+    "attach",
+    "observe",
+    "solve",
+]

@@ -1,0 +1,1 @@
+"""Command line and experiments (extra `experiments`). Never imported by the core."""

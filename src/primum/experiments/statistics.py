@@ -1,0 +1,97 @@
+"""Intervals over seeds: Student's t for a mean, paired and Welch for a difference."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.stats import t as student
+
+LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean and the half-width of its 95% interval, which is not a number below two values."""
+
+    mean: float
+    half_width: float
+    count: int
+
+    @property
+    def low(self) -> float:
+        """Lower end."""
+        return self.mean - self.half_width
+
+    @property
+    def high(self) -> float:
+        """Upper end."""
+        return self.mean + self.half_width
+
+    @property
+    def excludes_zero(self) -> bool:
+        """Whether zero lies outside; never without an interval."""
+        return self.low > 0 or self.high < 0
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Arm minus reference. Paired: seed by seed, which share their start; Welch: as two groups."""
+
+    paired: Interval
+    paired_p: float
+    welch: Interval
+    welch_p: float
+
+    @property
+    def seen(self) -> bool:
+        """Called a difference only when both intervals leave out zero."""
+        return self.paired.excludes_zero and self.welch.excludes_zero
+
+
+def interval(values: Sequence[float]) -> Interval:
+    """Mean with its 95% Student-t interval."""
+    if not values:
+        raise ValueError("an interval needs at least one value, got none")
+    mean = float(np.mean(values))
+    n = len(values)
+    if n < 2:
+        return Interval(mean, math.nan, n)
+    error = float(np.std(values, ddof=1)) / math.sqrt(n)
+    return Interval(mean, _quantile(n - 1) * error, n)
+
+
+def difference(arm: Sequence[float], reference: Sequence[float]) -> Difference:
+    """Arm minus reference, value by value in the same order of seeds."""
+    if len(arm) != len(reference):
+        raise ValueError(f"arms must share their seeds, got {len(arm)} and {len(reference)} values")
+    n = len(arm)
+    changes = [a - b for a, b in zip(arm, reference, strict=True)]
+    paired = interval(changes)
+    if n < 2:
+        return Difference(paired, math.nan, paired, math.nan)
+    var_a, var_b = float(np.var(arm, ddof=1)) / n, float(np.var(reference, ddof=1)) / n
+    error = math.sqrt(var_a + var_b)
+    # Welch-Satterthwaite; without any spread the degrees of freedom do not matter.
+    freedom = (n - 1) * (var_a + var_b) ** 2 / (var_a**2 + var_b**2) if error > 0 else 2.0 * (n - 1)
+    welch = Interval(paired.mean, _quantile(freedom) * error, n)
+    paired_error = paired.half_width / _quantile(n - 1)
+    return Difference(
+        paired,
+        _p_value(paired.mean, paired_error, n - 1),
+        welch,
+        _p_value(welch.mean, error, freedom),
+    )
+
+
+def _quantile(freedom: float) -> float:
+    return float(student.ppf(0.5 + LEVEL / 2, freedom))
+
+
+def _p_value(mean: float, error: float, freedom: float) -> float:
+    """Two-sided; without spread, 1 for no difference and 0 for any."""
+    if error == 0:
+        return 1.0 if mean == 0 else 0.0
+    return float(2 * student.sf(abs(mean) / error, freedom))

@@ -1,0 +1,151 @@
+"""4 - The convex problem of one step, in batch space, and the certificate of any answer to it.
+
+    minimise   sum(max(0, drift - gram @ w)) + (1 / 2t) w' gram w
+    subject to w >= 0  and  sqrt(w' gram w) <= reach
+
+with `t = max_extra_weight`. Its dual has one multiplier in [0, 1] per sample; every point of that
+cube gives a feasible `w <= t` and a lower bound on the optimum, so a solver may stop at any time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from primum.gram import Dense, Gram, Head, MatrixFree, choose
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Which samples a step harms, and how far it may be bent to spare them.
+
+    Args:
+        gram: The operator `G diag(gain) G^T`; `gram @ vector` and `gram.diagonal`. [B, B].
+        drift: First-order change of each sample's loss per unit lr under the plain step. [B].
+        reach: Radius of the trust region, in the optimizer's own metric. Scalar tensor.
+        max_extra_weight: No sample gets more extra weight than this.
+
+    Example:
+        >>> gram = torch.tensor([[1.0, -0.5], [-0.5, 1.0]])
+        >>> problem = Problem.dense(gram, drift=torch.tensor([0.3, -0.6]), reach=0.2)
+        >>> solve(problem).extra_weights
+        tensor([0.2000, 0.0000])
+    """
+
+    gram: Gram
+    drift: Tensor
+    reach: Tensor
+    max_extra_weight: float = 2.0
+
+    @classmethod
+    def dense(
+        cls, gram: Tensor, drift: Tensor, reach: Tensor | float, max_extra_weight: float = 2.0
+    ) -> Problem:
+        """A problem whose Gram matrix is given. gram [B, B], drift [B]."""
+        if drift.dim() != 1 or gram.shape != (len(drift), len(drift)):
+            raise ValueError(
+                f"gram must be [B, B] and drift [B], got {list(gram.shape)} and {list(drift.shape)}"
+            )
+        return cls._checked(Dense(gram), drift, reach, max_extra_weight)
+
+    @classmethod
+    def matrix_free(
+        cls,
+        features: Tensor,
+        output_gradients: Tensor,
+        gain: Tensor | float,
+        drift: Tensor,
+        reach: Tensor | float,
+        max_extra_weight: float = 2.0,
+    ) -> Problem:
+        """A problem whose Gram matrix is never formed.
+
+        Shapes: features [B, d] or [B, T, d] (a column of ones stands for a bias),
+        output_gradients [B, d_out] or [B, T, d_out], gain a number or [d_out, d], drift [B].
+        """
+        if features.shape[:-1] != output_gradients.shape[:-1] or features.dim() not in (2, 3):
+            raise ValueError(
+                "features [B, d] or [B, T, d] and output_gradients must agree in all but their last "
+                f"dimension, got {list(features.shape)} and {list(output_gradients.shape)}"
+            )
+        gram = MatrixFree(Head(features, output_gradients, gain))
+        return cls._checked(gram, drift, reach, max_extra_weight)
+
+    @classmethod
+    def of_head(
+        cls,
+        head: Head,
+        step: Tensor,
+        drift: Tensor,
+        *,
+        radius: float,
+        max_extra_weight: float = 2.0,
+        products: int = 20,
+    ) -> Problem:
+        """The problem of a head about to move by `lr * step`. step [d_out, d], drift [B]."""
+        reach = radius * torch.linalg.vector_norm(step / head.root_gain)
+        return cls(choose(head, products), drift, reach, max_extra_weight)
+
+    @classmethod
+    def _checked(
+        cls, gram: Gram, drift: Tensor, reach: Tensor | float, max_extra_weight: float
+    ) -> Problem:
+        if not max_extra_weight > 0:
+            raise ValueError(f"max_extra_weight must be > 0, got {max_extra_weight}")
+        reach = torch.as_tensor(reach, dtype=drift.dtype, device=drift.device)
+        return cls(gram, drift, reach, max_extra_weight)
+
+
+@dataclass(frozen=True)
+class Solution:
+    """An answer and the proof of how good it is.
+
+    Attributes:
+        extra_weights: `w`, between 0 and `max_extra_weight`. [B].
+        objective: Value of the problem at `w`; NaN, with `w` zero, if the problem is not finite.
+        lower_bound: No feasible point has a smaller objective.
+        iterations: Solver iterations made.
+        drift_after: `drift - gram @ w`: each sample's loss change per unit lr with `w`. [B].
+    """
+
+    extra_weights: Tensor
+    objective: Tensor
+    lower_bound: Tensor
+    iterations: int
+    drift_after: Tensor
+
+
+def recover(multipliers: Tensor, products: Tensor, problem: Problem, iterations: int) -> Solution:
+    """The best of several dual points, turned into extra weights with a certificate.
+
+    With `n = sqrt(gamma' gram gamma)`, `w = min(t, reach / n) gamma` is feasible for any gamma in
+    the unit cube, and `drift' gamma - phi(n)` bounds the optimum from below (weak duality); `phi`
+    is written in terms of `used = min(t n, reach)`, the part of the reach that w uses. Rounding
+    could make n too small where gradients cancel; a bound on that error is added, which keeps w
+    feasible and the bound a bound.
+
+    Shapes: multipliers [k, B], products [k, B] with `products[j] = gram @ multipliers[j]`.
+    """
+    drift, most = problem.drift, problem.max_extra_weight
+    rounding = 4 * torch.finfo(drift.dtype).eps * len(drift)
+    safe = products.addcmul(multipliers, problem.gram.diagonal, value=rounding)
+    squares = (multipliers * safe).sum(1)
+    norm = squares.clamp_min(torch.finfo(drift.dtype).tiny).sqrt()
+    scale = (problem.reach / norm).clamp_max(most)
+    used = scale * norm
+    after = torch.addcmul(drift, products, scale.unsqueeze(1), value=-1)
+    objectives = after.clamp_min(0).sum(1).addcmul(used, used, value=0.5 / most)
+    bounds = (multipliers @ drift).addcmul(used, norm, value=-1)
+    bounds = bounds.addcmul(used, used, value=0.5 / most)
+    objective, best = objectives.min(0)
+    # `torch.embedding` is a row look-up that takes a scalar tensor; indexing by one would sync.
+    weights = torch.embedding(multipliers, best) * scale.take(best)
+    return Solution(
+        extra_weights=weights.nan_to_num(nan=0.0),
+        objective=objective,
+        lower_bound=bounds.max(),
+        iterations=iterations,
+        drift_after=torch.embedding(after, best),
+    )
