@@ -128,7 +128,8 @@ def _gradients_by_output(head: Head) -> Iterator[Tensor]:
     for first in range(0, outputs, width):
         if width < outputs:
             g = head.output_gradients[..., first : first + width]
-            root = head.root_gain if head.uniform_gain else head.root_gain[first : first + width]
+            if isinstance(head.root_gain, Tensor) and head.root_gain.dim():
+                root = head.root_gain[first : first + width]
         gradients = g.unsqueeze(2) * x.unsqueeze(1) if x.dim() == 2 else g.transpose(1, 2) @ x
         yield gradients.mul_(root).flatten(1)
 

@@ -67,7 +67,7 @@ class Problem:
         """
         if features.shape[:-1] != output_gradients.shape[:-1] or features.dim() not in (2, 3):
             raise ValueError(
-                "features [B, d] or [B, T, d] and output_gradients must agree in all but their last "
+                "features [B, d] or [B, T, d] and output_gradients must agree but for the last "
                 f"dimension, got {list(features.shape)} and {list(output_gradients.shape)}"
             )
         gram = MatrixFree(Head(features, output_gradients, gain))

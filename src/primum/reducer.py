@@ -181,7 +181,7 @@ class Reducer:
         if not self.enabled:
             return
         if not self.head.training:
-            self._warn("eval", "the head ran in eval mode: gradients stay plain until model.train()")
+            self._warn("eval", "gradients stay plain in eval mode; call model.train() first")
             return
         waiting = self._pending = Pass(features, output)
         hook: Callable[[Tensor], Tensor | None] = partial(self._on_gradient, waiting)

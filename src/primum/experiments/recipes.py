@@ -26,7 +26,7 @@ class Recipe:
     lr: float
     weight_decay: float
     warmup: float
-    epochs: int = 40
+    epochs: int = 15
     batch_size: int = 64
     train_size: int = 512
     noise: float = 0.5
@@ -44,7 +44,7 @@ class Recipe:
 
 
 CNN_SGD = Recipe("cnn-sgd", "Group-norm CNN, SGD with momentum", 0.1, 2e-3, 0.0)
-TRANSFORMER_ADAMW = Recipe("transformer-adamw", "Transformer, AdamW", 1.6e-2, 0.6, 0.1)
+TRANSFORMER_ADAMW = Recipe("transformer-adamw", "Transformer, AdamW", 1.6e-2, 0.1, 0.1)
 RECIPES = {recipe.name: recipe for recipe in (CNN_SGD, TRANSFORMER_ADAMW)}
 
 

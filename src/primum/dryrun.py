@@ -1,0 +1,110 @@
+"""2b - The dry run: what an optimizer without a formula does, seen on a throw-away copy."""
+
+import copy
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim import optimizer as _base
+from torch.utils._pytree import tree_leaves
+
+from primum.rules import Scalar, Seen, where
+
+PROBE_LR = 1e-3  # For lr = 0: near the limit, yet well above float32 rounding.
+LEAST_COSINE = 1e-3  # The gain never takes step and gradient to be closer to orthogonal.
+
+
+def dry_run(seen: Seen) -> tuple[Tensor, Scalar]:
+    """Step throw-away copies with `grad` and with zero; the gain is the multiple of `grad` between.
+
+    That fit is exact for an optimizer linear in the present gradient, and still says something for
+    one that takes signs or divides by a norm, where a small change along `grad` changes nothing.
+    Where it is not positive, the whole step is fitted instead. It is an approximation: one number
+    for all entries, the parameter seen alone. Half precision is stepped in the dtype of `grad`;
+    `lr = 0` is replaced by `PROBE_LR`. Waits for the device only where the class's own step does.
+    """
+    lr = where(seen.lr() == 0, PROBE_LR, seen.lr())
+
+    def displacement(grad: Tensor) -> Tensor:
+        probe, clone = probe_of(seen, grad, lr)
+        with _undisturbed(seen.param):
+            unhooked(type(probe).step)(probe)
+        vars(probe).clear()  # An attribute may refer to the probe: leave no cycle behind.
+        return (clone.detach() - seen.param) / lr
+
+    step, push = displacement(seen.grad), seen.grad if seen.group.get("maximize") else -seen.grad
+    size, length = (push * push).sum(), (step * step).sum()
+    response = ((step - displacement(torch.zeros_like(push))) * push).sum() / size
+    whole = torch.maximum((step * push).sum() / size, LEAST_COSINE * (length / size).sqrt())
+    gain = torch.ones_like(size)
+    for fit in (whole, response):
+        gain = torch.where((fit > 0) & fit.isfinite(), fit, gain)
+    return step, gain
+
+
+def probe_of(seen: Seen, grad: Tensor, lr: Scalar) -> tuple[Optimizer, Tensor]:
+    """A throw-away optimizer that holds a copy of the parameter alone, and that copy.
+
+    Made without the constructor, whose signature is unknown: all that hangs on the instance is
+    copied, hooks and patches of `step` excepted. Other parameters become one empty stand-in.
+    """
+    optimizer, param, held = seen.optimizer, seen.param, vars(seen.optimizer)
+    name = type(optimizer).__name__
+    wraps = any(isinstance(x, Optimizer) and x is not optimizer for x in held.values())
+    if wraps or not {"param_groups", "state"} <= held.keys():
+        raise TypeError(f"{name} wraps another optimizer; pass the one it wraps")
+
+    def copied(tensor: Tensor) -> Tensor:
+        dtype = grad.dtype if tensor.dtype == param.dtype else tensor.dtype
+        return tensor.detach().to(dtype, copy=True)
+
+    clone = copied(param)
+    if isinstance(param, torch.nn.Parameter):
+        clone = torch.nn.Parameter(clone, param.requires_grad)
+    vars(clone).update(vars(param))  # Some optimizers read marks set on the parameter.
+    clone.grad = grad.clone()
+
+    probe: Optimizer = object.__new__(type(optimizer))
+    parts = {k: OrderedDict() if k.endswith("_hooks") else v for k, v in held.items()}
+    parts.pop("step", None)
+    state = {k: v for k, v in optimizer.state.items() if k is param or not isinstance(k, Tensor)}
+    parts["state"] = defaultdict(dict, state)
+    own_rate = seen.group.get("lr") is None
+    parts["param_groups"] = [{**seen.group, "params": [param]} | ({} if own_rate else {"lr": lr})]
+    nothing = torch.empty(0)
+    memo: dict[int, Any] = {id(p): nothing for g in optimizer.param_groups for p in g["params"]}
+    memo |= {id(x): copied(x) for x in tree_leaves(list(state.values())) if isinstance(x, Tensor)}
+    try:
+        vars(probe).update(copy.deepcopy(parts, memo | {id(optimizer): probe, id(param): clone}))
+    except (TypeError, RuntimeError) as error:
+        raise TypeError(f"{name} cannot be copied for a dry run: {error}") from error
+    return probe, clone
+
+
+@contextmanager
+def _undisturbed(param: Tensor) -> Iterator[None]:
+    """Put back torch's random state, of the CPU and the device; let global step hooks sleep."""
+    hooks: list[Any] = [_base._global_optimizer_pre_hooks, _base._global_optimizer_post_hooks]
+    asleep = [dict(each) for each in hooks]
+    for each in hooks:
+        each.clear()
+    try:
+        with torch.random.fork_rng(devices=[param.device] if param.is_cuda else []):
+            yield
+    finally:
+        for each, kept in zip(hooks, asleep, strict=True):
+            each.update(kept)
+
+
+_HOOKED = Optimizer.profile_hook_step(Optimizer.step).__code__
+
+
+def unhooked(function: Any) -> Any:
+    """A `step` without the wrapper, put around it by torch, that runs the hooks."""
+    while getattr(function, "__code__", None) is _HOOKED:
+        function = function.__wrapped__
+    return function

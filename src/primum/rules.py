@@ -1,0 +1,236 @@
+"""2a - The formulas: one rule per family of torch.optim, with the present gradient set apart.
+
+    step = -gain * (descent + k * memory) - weight_decay * param
+
+`descent` is the gradient that enters (minus it under `maximize`). Nothing is modified and nothing
+waits for the device: a step count on the host is read there, one on the device stays a 0-dim
+tensor.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+Scalar: TypeAlias = Tensor | float  # A tensor only where the host does not have the number.
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What a rule sees: one parameter with its group, its state and its gradient."""
+
+    optimizer: Optimizer
+    group: dict[str, Any]
+    state: Mapping[str, Any]
+    own: Tensor
+    grad: Tensor
+    beside: tuple[Tensor, Mapping[str, Any]] | None = None  # a bias, seen as one more column
+
+    @property
+    def param(self) -> Tensor:
+        return self.own if self.beside is None else columns(self.own, self.beside[0])
+
+    def lr(self) -> Scalar:
+        """As found; 1 for the few that find their own rate and have None here."""
+        lr: Scalar | None = self.group.get("lr")
+        return 1.0 if lr is None else lr
+
+    def tensor(self, key: str) -> Tensor | None:
+        """A state tensor in the gradient's dtype; None before the first step (torch: zeros)."""
+        value: Tensor | None = self.state.get(key)
+        if value is not None and self.beside is not None:
+            value = columns(value, self.beside[1][key])
+        return None if value is None else value.to(self.grad.dtype)
+
+    def count(self) -> Scalar:
+        """The number of the coming step, from 1."""
+        return scalar(self.state.get("step", 0.0)) + 1
+
+    def betas(self) -> tuple[Scalar, Scalar]:
+        beta1, beta2 = self.group["betas"]
+        return scalar(beta1), scalar(beta2)
+
+    def decoupled(self) -> bool:
+        """Whether weight decay stays out of the gradient; an older AdamW does not say so itself."""
+        default = isinstance(self.optimizer, torch.optim.AdamW)
+        return bool(self.group.get("decoupled_weight_decay", default))
+
+    def decays(self) -> bool:
+        decay = self.group["weight_decay"]
+        return isinstance(decay, Tensor) or decay != 0
+
+    def descent(self) -> Tensor:
+        """The gradient that enters the formulas. May be `grad` itself: not to be written."""
+        descent = -self.grad if self.group.get("maximize", False) else self.grad
+        if self.decoupled() or not self.decays():
+            return descent
+        return _plus(descent, self.param, scalar(self.group["weight_decay"]))
+
+    def move(self, descent: Tensor, gain: Scalar, memory: Tensor | None, k: Scalar) -> Tensor:
+        """`-gain * (descent + k * memory)`, less the decoupled weight decay."""
+        total = _plus(descent, memory, k)
+        if not (self.decoupled() and self.decays()):
+            return (total * gain).neg_()
+        decay = self.param.to(total.dtype) * -scalar(self.group["weight_decay"])
+        if isinstance(gain, Tensor):
+            return decay.addcmul_(total, gain, value=-1)
+        return decay.sub_(total, alpha=gain)
+
+
+def columns(matrix: Tensor, vector: Tensor) -> Tensor:
+    """A head's weight and bias, or their states, side by side. [m, n], [m] -> [m, n + 1]."""
+    return torch.cat((matrix, vector.unsqueeze(1)), 1)
+
+
+def _on_host(value: Tensor) -> bool:
+    """Whether `value` can be read without waiting for a device (and has data: no FakeTensor)."""
+    return type(value) is Tensor and value.device.type == "cpu"
+
+
+def scalar(value: Scalar) -> Scalar:
+    """A setting or a step count: a float where the host has it, else a 0-dim tensor.
+
+    `tolist`, unlike `item`, dispatches nothing. On a device the arithmetic is in float64 (but for
+    MPS, which has none): `1 - 0.999**t` begins with three good digits in float32.
+    """
+    if not isinstance(value, Tensor):
+        return value
+    if _on_host(value):
+        number: Any = value.tolist()
+        return float(number)
+    return value.to(torch.float32 if value.device.type == "mps" else torch.float64)
+
+
+def where(condition: Tensor | bool, yes: Scalar, no: Scalar) -> Scalar:
+    if isinstance(condition, Tensor):
+        return torch.where(condition, yes, no)
+    return yes if condition else no
+
+
+def _plus(x: Tensor, y: Tensor | None, factor: Scalar) -> Tensor:
+    """`x + factor * y`; `x` itself where there is nothing to add."""
+    if y is None:
+        return x
+    if isinstance(factor, Tensor):
+        return x + y.to(x.dtype) * factor
+    return torch.add(x, y, alpha=factor)
+
+
+def _mean_square(old: Tensor | None, descent: Tensor, decay: Scalar) -> Tensor:
+    """`decay * old + (1 - decay) * descent**2`, in new memory."""
+    if old is None:
+        return (descent * descent).mul_(1 - decay)
+    if isinstance(decay, Tensor):
+        return (old * decay).addcmul_(descent, descent * (1 - decay))
+    return (old * decay).addcmul_(descent, descent, value=1 - decay)
+
+
+def _over_root(factor: Scalar, square: Tensor, correction: Scalar, eps: float) -> Tensor:
+    """`factor / (correction * sqrt(square) + eps)`, in the memory of `square`."""
+    return square.sqrt_().mul_(correction / factor).add_(eps / factor).reciprocal_()
+
+
+def sgd(seen: Seen) -> tuple[Tensor, Scalar]:
+    momentum, nesterov = seen.group["momentum"], seen.group["nesterov"]
+    buffer = seen.tensor("momentum_buffer") if momentum != 0 else None
+    # The first buffer is the gradient itself, whatever the dampening.
+    enters = 1.0 if buffer is None else 1.0 - seen.group["dampening"]
+    gain = 1.0 + momentum * enters if nesterov else enters
+    return _plus(seen.descent() * -gain, buffer, -(momentum**2) if nesterov else -momentum), gain
+
+
+def _adam(seen: Seen) -> tuple[Tensor, Scalar]:
+    (beta1, beta2), t, descent = seen.betas(), seen.count(), seen.descent()
+    square = _mean_square(seen.tensor("exp_avg_sq"), descent, beta2)
+    largest = seen.tensor("max_exp_avg_sq") if seen.group["amsgrad"] else None
+    square = square if largest is None else torch.maximum(square, largest)
+    enters = (1 - beta1) / (1 - beta1**t)
+    gain = _over_root(enters, square, (1 - beta2**t) ** -0.5, seen.group["eps"])
+    return seen.move(descent, gain, seen.tensor("exp_avg"), beta1 / (1 - beta1)), gain
+
+
+def _nadam(seen: Seen) -> tuple[Tensor, Scalar]:
+    (beta1, beta2), t, descent = seen.betas(), seen.count(), seen.descent()
+    decay, product = seen.group["momentum_decay"], seen.state.get("mu_product")
+    mu = beta1 * (1 - 0.5 * 0.96 ** (t * decay))
+    mu_next = beta1 * (1 - 0.5 * 0.96 ** ((t + 1) * decay))
+    # A product of tensors, because torch rounds this one to the dtype of its state.
+    wide = torch.get_default_dtype() == torch.float64
+    one = torch.ones((), dtype=torch.float64 if wide else torch.float32)
+    product = scalar((one if product is None else product) * mu)
+    of_grad, of_mean = (1 - mu) / (1 - product), mu_next / (1 - product * mu_next)
+    enters = of_grad + of_mean * (1 - beta1)
+    square = _mean_square(seen.tensor("exp_avg_sq"), descent, beta2)
+    gain = _over_root(enters, square, (1 - beta2**t) ** -0.5, seen.group["eps"])
+    return seen.move(descent, gain, seen.tensor("exp_avg"), of_mean * beta1 / enters), gain
+
+
+def _radam(seen: Seen) -> tuple[Tensor, Scalar]:
+    (beta1, beta2), t, descent = seen.betas(), seen.count(), seen.descent()
+    longest = 2 / (1 - beta2) - 1
+    length = longest - 2 * t * beta2**t / (1 - beta2**t)
+    gain, rectify = (1 - beta1) / (1 - beta1**t), length > 5
+    if isinstance(rectify, Tensor) or rectify:
+        # 6 stands in for lengths too short to be used, to keep the root real.
+        rho, rho_inf = where(rectify, length, 6.0), where(longest > 5, longest, 6.0)
+        r = ((rho - 4) * (rho - 2) * rho_inf / ((rho_inf - 4) * (rho_inf - 2) * rho)) ** 0.5
+        square = _mean_square(seen.tensor("exp_avg_sq"), descent, beta2)
+        adapted = _over_root(gain * r * (1 - beta2**t) ** 0.5, square, 1.0, seen.group["eps"])
+        gain = where(rectify, adapted, gain)
+    return seen.move(descent, gain, seen.tensor("exp_avg"), beta1 / (1 - beta1)), gain
+
+
+def _adamax(seen: Seen) -> tuple[Tensor, Scalar]:
+    (beta1, beta2), t, descent = seen.betas(), seen.count(), seen.descent()
+    peak, old = descent.abs().add_(seen.group["eps"]), seen.tensor("exp_inf")
+    peak = peak if old is None else torch.maximum(peak, old * beta2)
+    gain = peak.reciprocal_().mul_((1 - beta1) / (1 - beta1**t))
+    return seen.move(descent, gain, seen.tensor("exp_avg"), beta1 / (1 - beta1)), gain
+
+
+def _rmsprop(seen: Seen) -> tuple[Tensor, Scalar]:
+    alpha, momentum, descent = seen.group["alpha"], seen.group["momentum"], seen.descent()
+    square = _mean_square(seen.tensor("square_avg"), descent, alpha)
+    if seen.group["centered"]:
+        old = seen.tensor("grad_avg")
+        mean = descent * (1 - alpha) if old is None else _plus(old * alpha, descent, 1 - alpha)
+        square.addcmul_(mean, mean, value=-1)
+        del mean  # Memory of the size of the parameter.
+    gain = _over_root(1.0, square, 1.0, seen.group["eps"])
+    buffer = seen.tensor("momentum_buffer") if momentum > 0 else None
+    return _plus(descent * gain, buffer, momentum).neg_(), gain
+
+
+def _adagrad(seen: Seen) -> tuple[Tensor, Scalar]:
+    descent, total = seen.descent(), seen.tensor("sum")
+    if total is None:  # A late group: here torch takes the default, not the group's own value.
+        total = torch.full_like(descent, seen.optimizer.defaults["initial_accumulator_value"])
+    factor = 1 / (1 + (seen.count() - 1) * seen.group["lr_decay"])
+    gain = _over_root(factor, torch.addcmul(total, descent, descent), 1.0, seen.group["eps"])
+    return (descent * gain).neg_(), gain
+
+
+def _adadelta(seen: Seen) -> tuple[Tensor, Scalar]:
+    descent, eps, moved = seen.descent(), seen.group["eps"], seen.tensor("acc_delta")
+    square = _mean_square(seen.tensor("square_avg"), descent, seen.group["rho"])
+    moved = torch.full_like(descent, eps) if moved is None else moved + eps
+    gain = moved.div_(square.add_(eps)).sqrt_()
+    return (descent * gain).neg_(), gain
+
+
+Rule: TypeAlias = Callable[[Seen], tuple[Tensor, Scalar]]
+
+RULES: dict[type[Optimizer], Rule] = {
+    torch.optim.SGD: sgd,
+    torch.optim.Adam: _adam,
+    torch.optim.AdamW: _adam,
+    torch.optim.NAdam: _nadam,
+    torch.optim.RAdam: _radam,
+    torch.optim.Adamax: _adamax,
+    torch.optim.RMSprop: _rmsprop,
+    torch.optim.Adagrad: _adagrad,
+    torch.optim.Adadelta: _adadelta,
+}
