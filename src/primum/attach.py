@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from importlib import import_module
 from typing import Any
 
 from torch import Tensor, nn
@@ -24,7 +25,7 @@ def attach(
     radius: float = 0.2,
     max_extra_weight: float = 2.0,
     max_iters: int = 20,
-    recipe: str = "primum",
+    recipe: Recipe | str = "primum",
 ) -> Reducer:
     """Reduce per-sample interference in every step from here on. The training loop stays as it is.
 
@@ -40,7 +41,8 @@ def attach(
         radius: How far the step may be bent, relative to its own size. 0 is plain training.
         max_extra_weight: No sample's gradient counts more than `1 + max_extra_weight` times.
         max_iters: Solver iterations per step.
-        recipe: "primum".
+        recipe: "primum"; "paper" for the paper's own method; or a recipe object, which brings its
+            settings along.
 
     Returns:
         The `Reducer`: `.last` reports on the last step, `.remove()` ends it. Need not be kept.
@@ -67,17 +69,33 @@ def observe(
     radius: float = 0.2,
     max_extra_weight: float = 2.0,
     max_iters: int = 20,
-    recipe: str = "primum",
+    recipe: Recipe | str = "primum",
 ) -> Reducer:
     """Measure interference and leave the gradients alone, bit for bit. Arguments as `attach`."""
     chosen = _recipe(recipe, radius, max_extra_weight, max_iters)
     return _make(model, optimizer, head, chosen, apply=False)
 
 
-def _recipe(name: str, radius: float, max_extra_weight: float, max_iters: int) -> Recipe:
-    if name != "primum":
-        raise ValueError(f'recipe must be "primum", got {name!r}')
-    return Primum(radius=radius, max_extra_weight=max_extra_weight, max_iters=max_iters)
+def _recipe(recipe: Recipe | str, radius: float, max_extra_weight: float, max_iters: int) -> Recipe:
+    if recipe == "primum":
+        return Primum(radius=radius, max_extra_weight=max_extra_weight, max_iters=max_iters)
+    if recipe == "paper":
+        _at_default("max_iters", max_iters, "recipe=Paper(PaperSettings(solver_iters=...))")
+        paper = import_module("primum.paper")  # on demand: the core does without it
+        settings = paper.PaperSettings(radius=radius, max_extra_weight=max_extra_weight)
+        chosen: Recipe = paper.Paper(settings)
+        return chosen
+    if isinstance(recipe, str) or not callable(recipe):
+        raise ValueError(f'recipe must be "primum", "paper" or a recipe object, got {recipe!r}')
+    given = {"radius": radius, "max_extra_weight": max_extra_weight, "max_iters": max_iters}
+    for name, value in given.items():
+        _at_default(name, value, "the recipe object")
+    return recipe
+
+
+def _at_default(name: str, value: float, where: str) -> None:
+    if value != getattr(Primum, name):
+        raise ValueError(f"{name}={value!r} has no effect here; set it in {where}")
 
 
 def _make(

@@ -40,6 +40,7 @@ class Head:
     features: Tensor
     output_gradients: Tensor
     gain: Tensor | float
+    has_bias: bool = False
 
     @property
     def uniform_gain(self) -> bool:

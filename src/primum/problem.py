@@ -106,14 +106,14 @@ class Solution:
         extra_weights: `w`, between 0 and `max_extra_weight`. [B].
         objective: Value of the problem at `w`; NaN, with `w` zero, if the problem is not finite.
         lower_bound: No feasible point has a smaller objective.
-        iterations: Solver iterations made.
+        iterations: Solver iterations made; a tensor where only the device knows.
         drift_after: `drift - gram @ w`: each sample's loss change per unit lr with `w`. [B].
     """
 
     extra_weights: Tensor
     objective: Tensor
     lower_bound: Tensor
-    iterations: int
+    iterations: int | Tensor
     drift_after: Tensor
 
 

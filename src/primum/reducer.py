@@ -19,16 +19,16 @@ from primum.gram import Head
 from primum.problem import Problem, Solution
 from primum.report import StepReport
 from primum.solve import solve
-from primum.update import group_of, predict_head
+from primum.update import Update, group_of, predict_head
 
 
 class Recipe(Protocol):
-    """From a head about to move by `lr * step` to extra weights. step [d_out, d], drift [B]."""
+    """From a head, what its optimizer is about to do and the drift, to extra weights. drift [B]."""
 
     @property
     def name(self) -> str: ...
 
-    def __call__(self, head: Head, step: Tensor, drift: Tensor) -> Solution: ...
+    def __call__(self, head: Head, update: Update, drift: Tensor) -> Solution: ...
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -54,13 +54,13 @@ class Primum:
         if self.max_iters != int(self.max_iters) or self.max_iters < 1:
             raise ValueError(f"max_iters must be a whole number >= 1, got {self.max_iters!r}")
 
-    def __call__(self, head: Head, step: Tensor, drift: Tensor) -> Solution:
+    def __call__(self, head: Head, update: Update, drift: Tensor) -> Solution:
         if self.radius == 0:  # nothing to solve: plain training, measured
             harm = drift.clamp_min(0).sum()
             return Solution(torch.zeros_like(drift), harm, harm, 0, drift)
         problem = Problem.of_head(
             head,
-            step,
+            update.step,
             drift,
             radius=self.radius,
             max_extra_weight=self.max_extra_weight,
@@ -231,9 +231,9 @@ class Reducer:
         update = predict_head(self.head, self._owners, mean_gradient)
         if group_of(self._owners["weight"], self.head.weight).get("maximize", False):
             g = -g  # what is maximised is minus a loss
-        head = Head(x, g, update.gain)
+        head = Head(x, g, update.gain, has_bias="bias" in self._owners)
         drift = head.along(update.step)
-        return drift, self._recipe(head, update.step, drift)
+        return drift, self._recipe(head, update, drift)
 
     def _warn_of_fallbacks(self) -> None:
         """Warn when the device has counted a fallback: late if it lags behind, but never waiting.

@@ -84,16 +84,16 @@ def predict_head(head: nn.Linear, owners: Mapping[str, Optimizer], grad: Tensor)
         predict(optimizer, weight, grad[:, :-1]),
         predict(owners["bias"], bias, grad[:, -1]),
     )
-    shares = _shares(parts[0].lr, parts[1].lr)
+    fractions = shares(parts[0].lr, parts[1].lr)
     return Update(
-        columns(*(part.step * share for part, share in zip(parts, shares, strict=True))),
+        columns(*(part.step * share for part, share in zip(parts, fractions, strict=True))),
         columns(
             *(
                 torch.ones_like(part.step) * (part.gain * share)
-                for part, share in zip(parts, shares, strict=True)
+                for part, share in zip(parts, fractions, strict=True)
             )
         ),
-        parts[0].lr / shares[0],
+        parts[0].lr / fractions[0],
     )
 
 
@@ -113,7 +113,7 @@ def _same_count(one: Scalar, other: Scalar) -> bool:
     return isinstance(one, float) and isinstance(other, float) and one == other
 
 
-def _shares(*rates: Scalar) -> list[Scalar]:
+def shares(*rates: Scalar) -> list[Scalar]:
     """Learning rates as fractions of the largest, never quite 0; all 1 if all are 0."""
     if any(isinstance(rate, Tensor) for rate in rates):
         device = next(rate.device for rate in rates if isinstance(rate, Tensor))

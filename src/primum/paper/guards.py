@@ -1,0 +1,65 @@
+"""The two safeguards before the solver: against spikes of the step (Alg. 2), and against
+ill-conditioning of the Gram matrices (Alg. 4). Both compare with a moving average."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from primum.paper.spectrum import EXACT_UP_TO, extremal_eigenvalues
+
+
+def spike_guard(
+    step_squared: Tensor,
+    drift: Tensor,
+    average: Tensor,
+    *,
+    max_raise: float = 1.25,
+    momentum: float = 0.98,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Clip `||step||^2` at `max_raise` times its moving average (paper, Alg. 2).
+
+    PAPER: `drift` is scaled by the ratio of the squared norms; consistent with a shorter step would
+    be its square root. The average starts 1 above the first value, which at usual learning rates
+    keeps the guard asleep for hundreds of steps.
+
+    Args:
+        step_squared: `||Delta theta||^2`, learning rate included. Scalar.
+        drift: `G Delta theta`, learning rate included. [B].
+        average: Of earlier calls; NaN at the first.
+
+    Returns:
+        step_squared and drift as the problem uses them, and the new average.
+    """
+    average = torch.where(average.isnan(), step_squared + 1, average)
+    most = max_raise * average
+    clipped = step_squared.minimum(most)
+    drift = torch.where(step_squared > most, drift * (most / step_squared), drift)
+    return clipped, drift, momentum * average + (1 - momentum) * clipped
+
+
+def condition_guard(
+    matrix: Tensor,
+    average: Tensor,
+    generator: torch.Generator,
+    *,
+    max_raise: float = 1.25,
+    momentum: float = 0.98,
+    exact_up_to: int = EXACT_UP_TO,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Add to the diagonal when the condition number leaps over its moving average (paper, Alg. 4).
+
+    DEPARTS: the paper does not say where the average starts; it starts at the first value.
+
+    Returns:
+        The matrix, its largest eigenvalue (the solver's spectral norm), and the new average. The
+        eigenvalue is that of the matrix returned: what was added is in it.
+    """
+    smallest, largest = extremal_eigenvalues(matrix, generator, exact_up_to)
+    condition = largest / smallest
+    average = torch.where(average.isnan(), condition, average)
+    most = max_raise * average
+    added = torch.where(condition > most, (largest - most * smallest) / (most - 1), 0.0)
+    guarded = matrix + torch.diag(added.expand(len(matrix)))
+    average = momentum * average + (1 - momentum) * condition.minimum(most)
+    return guarded, largest + added, average

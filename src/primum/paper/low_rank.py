@@ -1,0 +1,62 @@
+"""Gram matrices of a linear head by the Khatri-Rao factorisation (paper, App. B).
+
+An elementwise gain does not factorise; the paper replaces it by its best rank-r approximation.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from primum.gram import Head, matrix_of
+
+
+def low_rank(gain: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """`left.T @ right`, the closest matrix of that rank (paper, Sec. 4.5); exact at full rank.
+
+    PAPER: the approximation may have negative entries, so the Gram matrix made from it need not be
+    positive semi-definite.
+
+    Shapes: gain [d_out, d_in] -> [r, d_out], [r, d_in].
+    """
+    u, s, vh = torch.linalg.svd(gain, full_matrices=False)
+    return (u[:, :rank] * s[:rank]).t(), vh[:rank]
+
+
+def weighted_gram(features: Tensor, output_gradients: Tensor, gain: Tensor, rank: int) -> Tensor:
+    """`sum_k (x diag(v_k) x') * (g diag(s_k u_k) g')` (paper, Pseudocode 2). [B, B].
+
+    Shapes: features [B, d_in], output_gradients [B, d_out], gain [d_out, d_in].
+    """
+    left, right = low_rank(gain, rank)
+    total = features.new_zeros(len(features), len(features))
+    for of_output, of_input in zip(left, right, strict=True):
+        total += ((features * of_input) @ features.t()) * (
+            (output_gradients * of_output) @ output_gradients.t()
+        )
+    return total
+
+
+def gram_matrices(head: Head, rank: int) -> tuple[Tensor, Tensor]:
+    """Q1 and Q2: the Gram matrices under the gain and under its square.
+
+    A gain that is one number gives the same matrix twice, up to that number (Eq. 10). The bias is
+    kept out of the approximation, as the paper does. Heads with several positions per sample,
+    which the paper does not treat, are formed exactly.
+    """
+    if head.uniform_gain:
+        gram = matrix_of(head)
+        is_one = isinstance(head.gain, float) and head.gain == 1.0
+        return gram, gram if is_one else gram * head.gain
+    squared = Head(head.features, head.output_gradients, head.gain**2, head.has_bias)
+    if head.features.dim() == 3:
+        return matrix_of(head), matrix_of(squared)
+    return _with_bias(head, rank), _with_bias(squared, rank)
+
+
+def _with_bias(head: Head, rank: int) -> Tensor:
+    assert isinstance(head.gain, Tensor)
+    if not head.has_bias:
+        return weighted_gram(head.features, head.output_gradients, head.gain, rank)
+    gram = weighted_gram(head.features[:, :-1], head.output_gradients, head.gain[:, :-1], rank)
+    return gram.addmm_(head.output_gradients * head.gain[:, -1], head.output_gradients.t())

@@ -1,0 +1,18 @@
+"""The approximate projection onto the paper's feasible set: a box and an ellipsoid (Alg. 5)."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+def project(weights: Tensor, metric: Tensor, reach_squared: Tensor, most: float = 2.0) -> Tensor:
+    """Clip into `[0, most]`, then shrink into `w' metric w <= reach_squared` (paper, Alg. 5).
+
+    The result is feasible. PAPER: shrinking is not the Euclidean projection onto the ellipsoid, so
+    the convergence theory of Chambolle-Pock does not cover a loop that uses it.
+
+    Shapes: weights [B], metric [B, B], reach_squared scalar -> [B].
+    """
+    weights = weights.clamp(0, most)
+    size = weights.dot(metric @ weights)
+    return weights * (reach_squared / size.maximum(reach_squared)).sqrt()

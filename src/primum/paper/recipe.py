@@ -1,0 +1,173 @@
+"""`recipe="paper"`: the paper's method as it is written, as the yardstick of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from primum.gram import Head
+from primum.paper.chambolle_pock import PaperProblem, chambolle_pock
+from primum.paper.guards import condition_guard, spike_guard
+from primum.paper.low_rank import gram_matrices
+from primum.paper.spectrum import EXACT_UP_TO
+from primum.problem import Solution
+from primum.update import Update
+
+
+@dataclass(frozen=True)
+class PaperSettings:
+    """Every constant of the paper, at the paper's value.
+
+    Attributes:
+        radius: c, relative radius of the trust region.
+        max_extra_weight: t, the box.
+        gain_rank: r of the low-rank gain (Sec. 4.5).
+        solver_iters: Iterations in all, the warm-up among them (App. D).
+        warm_up_iters: Projected-gradient steps (Alg. 6).
+        tol: Mean absolute update at which the solver stops; the paper does not give it.
+        safety: Step sizes times the spectral norm.
+        relaxation: Extrapolation factor.
+        spike_max_raise, spike_momentum: Alg. 2.
+        condition_max_raise, condition_momentum: Alg. 4.
+        exact_spectrum_up_to: Largest batch with exact eigenvalues.
+    """
+
+    radius: float = 0.2
+    max_extra_weight: float = 2.0
+    gain_rank: int = 5
+    solver_iters: int = 50
+    warm_up_iters: int = 10
+    tol: float = 1e-4
+    safety: float = 0.5
+    relaxation: float = 0.9
+    spike_max_raise: float = 1.25
+    spike_momentum: float = 0.98
+    condition_max_raise: float = 1.25
+    condition_momentum: float = 0.98
+    exact_spectrum_up_to: int = EXACT_UP_TO
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if not (value == value and 0 <= value < float("inf")):
+                raise ValueError(f"{field.name} must be >= 0 and finite, got {value!r}")
+        if self.max_extra_weight == 0 or self.gain_rank < 1:
+            raise ValueError(
+                "max_extra_weight must be > 0 and gain_rank >= 1, "
+                f"got {self.max_extra_weight} and {self.gain_rank}"
+            )
+
+
+class Paper:
+    """A `Recipe`: settings, and the guards' moving averages as its state.
+
+    Example:
+        >>> recipe = Paper(PaperSettings(gain_rank=3))
+        >>> reducer = primum.attach(model, optimizer, recipe=recipe)
+    """
+
+    name = "paper"
+
+    def __init__(self, settings: PaperSettings | None = None) -> None:
+        self.settings = settings or PaperSettings()
+        self._averages: dict[str, Tensor] = {}
+        self._calls = 0
+
+    def __call__(self, head: Head, update: Update, drift: Tensor) -> Solution:
+        """Eq. 10 or Eq. 14, guarded and solved."""
+        gram, metric = gram_matrices(head, self.settings.gain_rank)
+        return self.solve(gram, metric, drift, update.step.square().sum(), update.lr)
+
+    def solve(
+        self,
+        gram: Tensor,
+        metric: Tensor,
+        drift: Tensor,
+        step_squared: Tensor,
+        lr: Tensor | float,
+    ) -> Solution:
+        """From Q1, Q2, q and `||step||^2`, per unit lr, to extra weights.
+
+        The paper's quantities contain the learning rate; the guard against spikes compares their
+        absolute size, so they are multiplied by it here and divided again. lr = 0, as at the start
+        of a warm-up, gives no extra weights.
+
+        Shapes: gram, metric [B, B], drift [B].
+        """
+        own = self.settings
+        if own.radius == 0:
+            harm = drift.clamp_min(0).sum()
+            return Solution(torch.zeros_like(drift), harm, harm, 0, drift)
+        generator = torch.Generator().manual_seed(self._calls)
+        lr = torch.as_tensor(lr, dtype=drift.dtype, device=drift.device)
+        safe_lr = torch.where(lr > 0, lr, 1.0)
+        averages: dict[str, Tensor] = {}
+        clipped, guarded_drift, averages["spike"] = spike_guard(
+            step_squared * lr.square(),
+            drift * lr,
+            self._average("spike", drift),
+            max_raise=own.spike_max_raise,
+            momentum=own.spike_momentum,
+        )
+
+        def conditioned(matrix: Tensor, key: str) -> tuple[Tensor, Tensor]:
+            matrix, norm, averages[key] = condition_guard(
+                matrix,
+                self._average(key, drift),
+                generator,
+                max_raise=own.condition_max_raise,
+                momentum=own.condition_momentum,
+                exact_up_to=own.exact_spectrum_up_to,
+            )
+            return matrix, norm
+
+        guarded, norm = conditioned(gram, "condition")
+        problem = PaperProblem(
+            gram=guarded,
+            metric=guarded if metric is gram else conditioned(metric, "condition_2")[0],
+            drift=guarded_drift / safe_lr,
+            reach_squared=own.radius**2 * clipped / safe_lr.square(),
+            max_extra_weight=own.max_extra_weight,
+        )
+        weights, iterations = chambolle_pock(
+            problem,
+            norm,
+            iterations=own.solver_iters,
+            warm_up=own.warm_up_iters,
+            tol=own.tol,
+            safety=own.safety,
+            relaxation=own.relaxation,
+        )
+        weights = torch.where(lr > 0, weights, 0.0)
+        # The report is on the problem as it was before the guards.
+        drift_after = drift - gram @ weights
+        harm = drift_after.clamp_min(0).sum()
+        self._keep(averages, harm)
+        return Solution(
+            extra_weights=weights.nan_to_num(nan=0.0),
+            objective=harm,
+            lower_bound=torch.full_like(harm, torch.nan),  # the paper's method has no certificate
+            iterations=iterations,
+            drift_after=drift_after,
+        )
+
+    def _average(self, key: str, like: Tensor) -> Tensor:
+        return self._averages.get(key, like.new_full((), torch.nan)).to(like)
+
+    def _keep(self, averages: Mapping[str, Tensor], harm: Tensor) -> None:
+        """A step whose values are not finite does not count."""
+        for key, value in averages.items():
+            good = harm.isfinite() & value.isfinite()
+            self._averages[key] = torch.where(good, value, self._average(key, value))
+        self._calls += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"calls": self._calls, "averages": dict(self._averages)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._calls = state["calls"]
+        self._averages = dict(state["averages"])

@@ -1,0 +1,58 @@
+"""Largest and smallest eigenvalue of a Gram matrix: exact, or by Lanczos (Alg. 3)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+EXACT_UP_TO = 256
+
+
+def lanczos_iterations(batch: int) -> int:
+    """`min(max(20, floor(B / 32)), 128)` (paper, App. C.2)."""
+    return min(max(20, batch // 32), 128)
+
+
+def extremal_eigenvalues(
+    matrix: Tensor, generator: torch.Generator, exact_up_to: int = EXACT_UP_TO
+) -> tuple[Tensor, Tensor]:
+    """Smallest and largest eigenvalue, the first not below `eps` times the second.
+
+    DEPARTS: in float32 the smallest one can come out as 0 or negative, and the paper divides by
+    it; it is floored at the resolution of the dtype.
+
+    Args:
+        matrix: Symmetric, positive semi-definite. [B, B].
+        generator: For the random start of Lanczos; the global one is left alone.
+        exact_up_to: Batches up to this size use `eigvalsh` (paper, Alg. 4, line 2).
+    """
+    if len(matrix) <= exact_up_to:
+        spectrum = torch.linalg.eigvalsh(matrix)
+    else:
+        start = torch.randn(
+            len(matrix), generator=generator, dtype=matrix.dtype, device=generator.device
+        ).to(matrix.device)
+        spectrum = torch.linalg.eigvalsh(lanczos(matrix, start, lanczos_iterations(len(matrix))))
+    largest = spectrum[-1]
+    return spectrum[0].maximum(largest * torch.finfo(matrix.dtype).eps), largest
+
+
+def lanczos(matrix: Tensor, start: Tensor, iterations: int) -> Tensor:
+    """The tridiagonal matrix whose extreme eigenvalues approach those of `matrix` (paper, Alg. 3).
+
+    PAPER: no re-orthogonalisation. A residual of exactly zero (the Krylov space is exhausted)
+    leaves zeros in the rest of the matrix.
+
+    Shapes: matrix [B, B], start [B] -> [iterations, iterations].
+    """
+    tiny = torch.finfo(matrix.dtype).tiny
+    v, previous = start / start.norm(), torch.zeros_like(start)
+    alphas, betas = [], [torch.zeros_like(start[0])]
+    for _ in range(iterations):
+        w = matrix @ v
+        alphas.append(v.dot(w))
+        w = w - alphas[-1] * v - betas[-1] * previous
+        betas.append(w.norm())
+        previous, v = v, w / betas[-1].clamp_min(tiny)
+    off_diagonal = torch.stack(betas[1:-1]) if iterations > 1 else start.new_zeros(0)
+    return torch.diag(torch.stack(alphas)) + off_diagonal.diag(1) + off_diagonal.diag(-1)
