@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
 from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from primum.reducer import Primum, Recipe, Reducer
+from primum.find import candidates, find_head, is_linear
+from primum.recipe import Primum, Recipe
+from primum.reducer import Reducer
 from primum.update import check_supported
-
-# Where the common families keep the layer that makes their output: torchvision, Transformers.
-HEAD_NAMES = ("fc", "classifier", "head", "heads", "score", "lm_head", "qa_outputs")
-WRAPPERS = ("_orig_mod", "module")  # torch.compile; DataParallel and its kin
 
 
 def attach(
@@ -106,55 +104,75 @@ def _make(
     *,
     apply: bool,
 ) -> Reducer:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
     linear = find_head(model) if head is None else _given_head(model, head)
-    name = next((n for n, m in model.named_modules() if m is linear), "head") or "head"
-    weight: Tensor = linear.weight
+    name = next((n for n, m in model.named_modules() if m is linear), "") or "head"
+    _check_head(model, linear, name)
+    optimizers = list(_optimizers(optimizer))
+    weight_owner = _owner(optimizers, linear.weight)
+    if weight_owner is None:
+        raise ValueError(
+            f"the optimizer does not hold {name}.weight; pass the optimizer that trains it"
+        )
+    owners = {"weight": weight_owner}
+    bias: Tensor | None = linear.bias
+    bias_owner = _owner(optimizers, bias)
+    if bias is not None and bias.requires_grad and bias_owner is not None:
+        owners["bias"] = bias_owner  # otherwise nothing moves it: a constant
+    for part, owner in owners.items():
+        check_supported(owner, getattr(linear, part), f"{name}.{part}")
+    return Reducer(linear, owners, recipe, apply=apply)
+
+
+def _check_head(model: nn.Module, head: nn.Linear, name: str) -> None:
+    weight: Tensor = head.weight
+    if isinstance(model, nn.DataParallel) and len(model.device_ids) > 1:
+        raise ValueError(
+            f"nn.DataParallel trains copies of {name}, one on each of {model.device_ids}, which "
+            "primum cannot weigh; use DistributedDataParallel"
+        )
     if not isinstance(weight, nn.Parameter):
         raise ValueError(
             f"{name}.weight is computed from other parameters (weight norm, a parametrization), so "
             "no optimizer holds it; primum needs a plain nn.Linear as head"
         )
-    if isinstance(weight, nn.parameter.UninitializedParameter):
-        raise ValueError(f"{name}.weight has no shape yet; run one batch before attaching")
+    if isinstance(weight, nn.parameter.UninitializedParameter) or weight.is_meta:
+        raise ValueError(
+            f"{name}.weight has no values yet (a lazy layer, the meta device); attach once it has"
+        )
+    shape = (head.out_features, head.in_features)
+    if hasattr(weight, "__tensor_flatten__") or weight.shape != shape:
+        raise ValueError(
+            f"{name}.weight is a {type(weight).__name__} of shape {list(weight.shape)}, no plain "
+            f"tensor of shape {list(shape)}: sharded (as by FSDP) or quantized; primum needs the "
+            "whole weight, so leave the head out of the sharding"
+        )
     if not weight.requires_grad:
         raise ValueError(
             f"{name}.weight is frozen (requires_grad=False), so no step changes it; "
             "unfreeze it or pass the head that is trained"
         )
-    optimizers = _optimizers(optimizer)
-    owners = {"weight": _owner(optimizers, weight)}
-    bias: Tensor | None = linear.bias
-    if bias is not None and bias.requires_grad:
-        owners["bias"] = _owner(optimizers, bias)
-    for part, owner in list(owners.items()):
-        if owner is None and part == "weight":
-            raise ValueError(
-                f"the optimizer does not hold {name}.weight; pass the optimizer that trains it"
-            )
-        if owner is None:
-            del owners[part]  # a bias that nothing moves is a constant
-        else:
-            check_supported(owner, getattr(linear, part), f"{name}.{part}")
-    return Reducer(linear, {k: v for k, v in owners.items() if v is not None}, recipe, apply=apply)
 
 
-def _optimizers(given: Optimizer | Iterable[Optimizer] | Any) -> list[Optimizer]:
-    """All torch optimizers in what the user passed."""
-    if isinstance(given, Optimizer):
-        return [given]
-    if hasattr(given, "optimizer"):
-        return _optimizers(given.optimizer)
-    if isinstance(given, dict):
-        given = given.values()
-    if isinstance(given, Iterable) and not isinstance(given, str):
-        return [found for each in given for found in _optimizers(each)]
-    raise TypeError(
-        "optimizer must be a torch.optim.Optimizer, several, or a wrapper with an .optimizer; "
-        f"got {type(given).__name__}"
-    )
+def _optimizers(given: Optimizer | Iterable[Optimizer] | Any) -> Iterator[Optimizer]:
+    """All torch optimizers in what the user passed; of a wrapper, the one inside."""
+    inner = getattr(given, "optimizer", None)
+    if isinstance(given, Optimizer) and not isinstance(inner, Optimizer):
+        yield given
+    elif inner is not None:
+        yield from _optimizers(inner)
+    elif isinstance(given, Iterable) and not isinstance(given, str | Tensor | nn.Module):
+        for each in given.values() if isinstance(given, Mapping) else given:
+            yield from _optimizers(each)
+    else:
+        raise TypeError(
+            "optimizer must be a torch.optim.Optimizer, several, or a wrapper with an .optimizer; "
+            f"got {type(given).__name__}"
+        )
 
 
-def _owner(optimizers: list[Optimizer], param: Tensor) -> Optimizer | None:
+def _owner(optimizers: list[Optimizer], param: Tensor | None) -> Optimizer | None:
     for optimizer in optimizers:
         if any(held is param for group in optimizer.param_groups for held in group["params"]):
             return optimizer
@@ -162,77 +180,25 @@ def _owner(optimizers: list[Optimizer], param: Tensor) -> Optimizer | None:
 
 
 def _given_head(model: nn.Module, head: nn.Module | str) -> nn.Linear:
-    if isinstance(head, str):
-        try:
-            head = model.get_submodule(head)
-        except AttributeError:
-            raise ValueError(f"the model has no module named {head!r}; {_listed(model)}") from None
-    if not isinstance(head, nn.Linear):
-        raise TypeError(f"head must be an nn.Linear, got {type(head).__name__}; {_listed(model)}")
-    return head
+    found = _named(model, head) if isinstance(head, str) else head
+    if not is_linear(found):
+        kind = type(found).__name__
+        raise TypeError(f"head must be an nn.Linear, got {kind}; {candidates(model)}")
+    return found
 
 
-def find_head(model: nn.Module) -> nn.Linear:
-    """The last linear layer, where there is no doubt about it; otherwise an error with candidates.
-
-    In this order: what the model itself says (timm's `get_classifier`), the names that torchvision
-    and Transformers use, and the last layer of a plain module: a direct child, or the end of a
-    Sequential, that nothing with parameters follows and that no second head runs beside.
-    """
-    for wrapper in WRAPPERS:
-        inner = getattr(model, wrapper, None)
-        if isinstance(inner, nn.Module):
-            return find_head(inner)
-    if isinstance(model, nn.Linear):
-        return model
-    get_classifier = getattr(model, "get_classifier", None)
-    if callable(get_classifier):
-        classifier = get_classifier()
-        if isinstance(classifier, nn.Linear):
-            return classifier
-    named = {n: _last_linear(m) for n, m in model.named_children() if n in HEAD_NAMES}
-    found = [linear for linear in named.values() if linear is not None]
-    if len(found) == 1:
-        return found[0]
-    plain = _end_of(model)
-    if not found and plain is not None:
-        return plain
-    raise ValueError(f"cannot tell which layer is the head; {_listed(model)}")
+def _named(model: nn.Module, name: str) -> nn.Module:
+    """A submodule by its dotted name, with or without the names that wrappers put before it."""
+    modules: dict[str, nn.Module] = dict(model.named_modules(remove_duplicate=False))
+    if name in modules:
+        return modules[name]
+    for full, module in modules.items():
+        if _bare(full) == _bare(name):
+            return module
+    raise ValueError(f"the model has no module named {name!r}; {candidates(model)}")
 
 
-def _last_linear(module: nn.Module) -> nn.Linear | None:
-    linears = [m for m in module.modules() if isinstance(m, nn.Linear)]
-    return linears[-1] if linears else None
-
-
-def _end_of(model: nn.Module) -> nn.Linear | None:
-    """The linear layer that a plain module ends in, or None if it may be another one."""
-    children = [m for m in model.children() if next(m.parameters(), None) is not None]
-    if not children:
-        return None
-    last = children[-1]
-    if isinstance(last, nn.Sequential):
-        return _end_of(last)
-    if not isinstance(last, nn.Linear):
-        return None
-    beside = (
-        other
-        for other in children[:-1]
-        if isinstance(other, nn.Linear)
-        and other.in_features == last.in_features
-        and other.out_features != last.in_features
-    )
-    return None if next(beside, None) is not None else last
-
-
-def _listed(model: nn.Module) -> str:
-    linears = [
-        f"{name} ({m.in_features} -> {m.out_features})"
-        for name, m in model.named_modules()
-        if isinstance(m, nn.Linear)
-    ]
-    if not linears:
-        return "the model has no nn.Linear, and primum works on the last one"
-    shown = ", ".join(linears[-12:])
-    more = f" (and {len(linears) - 12} before them)" if len(linears) > 12 else ""
-    return f"pass head= one of: {shown}{more}"
+def _bare(name: str) -> str:
+    while name.startswith(("module.", "_orig_mod.")):
+        name = name.split(".", 1)[1]
+    return name

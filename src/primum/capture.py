@@ -2,28 +2,43 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch._compile import _disable_dynamo as eager  # torch.compiler.disable, imported lazily
+from torch.autograd.graph import GradientEdge, Node
 from torch.utils.hooks import RemovableHandle
+
+OnPass: TypeAlias = Callable[[nn.Module, Tensor, Tensor], None]
+
+NEAR = 6  # Nodes between the head's output and its weight: views, casts, the transpose.
 
 
 class Pass:
     """One forward call of the head, waiting for its gradient.
 
-    Holds the head's input until the gradient arrives and only a weak reference after that: the
-    graph may live until the next forward, the input need not.
+    Belongs to the graph (a hook and the metadata of the output's node refer to it) and dies with
+    it: a forward pass without a backward pass leaves nothing behind. Holds the head's input until
+    the gradient arrives and only a weak reference after that: the graph may live until the next
+    forward, the input need not.
     """
 
-    def __init__(self, features: Tensor, output: Tensor) -> None:
+    def __init__(self, key: object, head: nn.Linear, features: Tensor, output: Tensor) -> None:
+        self.training = head.training
+        self.weight = head.weight
+        self.extra_weights: Tensor | None = None
+        self.weighed = False  # the explicit form has put the weights into the loss already
         self._strong: Tensor | None = features
         self._weak = weakref.ref(features)
-        self.edge: GradientEdge | None = get_gradient_edge(output)
-        self.weighed = False  # the explicit form has put the weights into the loss already
+        self._output_nr = output.output_nr
+        node = output.grad_fn
+        assert node is not None
+        self._accumulator = _accumulator(node, head.weight)
+        _notes(node)[key] = self
 
     def features(self) -> Tensor:
         """The head's input."""
@@ -33,46 +48,99 @@ class Pass:
         return features
 
     def release(self) -> None:
-        self._strong = self.edge = None
+        self._strong = None
+
+    def trains_head(self) -> bool:
+        """Whether the backward pass under way will add to the gradient of the head's weight.
+
+        `torch.autograd.grad` for another purpose comes by as well: with respect to the input for
+        an adversarial example or a gradient penalty, or to the output in the explicit form.
+        """
+        if self._accumulator is None:
+            return True
+        try:
+            return torch._C._will_engine_execute_node(self._accumulator)
+        except RuntimeError:  # `torch.autograd.grad` with respect to the weight itself
+            return True
+
+    @staticmethod
+    def behind(losses: Tensor, key: object) -> dict[Pass, GradientEdge]:
+        """The calls of the head that `losses` were computed from, and where in the graph."""
+        found: dict[Pass, GradientEdge] = {}
+        seen: set[Node | None] = {None}
+        waiting = [losses.grad_fn]
+        while waiting:
+            node = waiting.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            made: Pass | None = _notes(node).get(key)
+            if made is not None:
+                found[made] = GradientEdge(node, made._output_nr)
+            else:
+                waiting.extend(below for below, _ in node.next_functions)
+        return found
+
+
+def _notes(node: Node) -> dict[object, Any]:
+    notes: Any = node.metadata  # a property, whatever the stubs say
+    return notes  # type: ignore[no-any-return]
+
+
+def _accumulator(node: Node, weight: Tensor) -> Node | None:
+    """The node near `node` that adds to `weight.grad`; None if there is none, as when frozen."""
+    level = {node: None}
+    for _ in range(NEAR):
+        for each in level:
+            if getattr(each, "variable", None) is weight:
+                return each
+        level = {below: None for each in level for below, _ in each.next_functions if below}
+    return None
 
 
 class Listener:
     """A forward hook on the head that calls `on_pass` for calls that a gradient can come back to.
 
-    Copies and pickles of the model get an inert stand-in: an EMA copy or a saved model must not
-    carry the optimizer along, nor be weighed.
+    It goes before other hooks, to see what the linear layer itself put out. Copies and pickles of
+    the model get an inert stand-in: an EMA copy or a saved model must not carry the optimizer
+    along, nor be weighed, nor need primum to be loaded.
     """
 
-    def __init__(self, head: nn.Linear, on_pass: Callable[[Tensor, Tensor], None]) -> None:
+    def __init__(self, head: nn.Linear, on_pass: OnPass) -> None:
         for hook in head._forward_hooks.values():
             if isinstance(hook, Listener):
                 raise ValueError(
                     "this head has a Reducer attached already; call its .remove() first"
                 )
-        self._head = weakref.ref(head)
-        self._on_pass = on_pass
-        self._handle: RemovableHandle = head.register_forward_hook(self, with_kwargs=True)
+        self._on_pass: OnPass | None = on_pass
+        self._handle: RemovableHandle = head.register_forward_hook(
+            self, with_kwargs=True, prepend=True
+        )
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(
         self, head: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
     ) -> None:
-        if head is self._head() and torch.is_grad_enabled() and output.requires_grad:
-            self._on_pass(args[0] if args else kwargs["input"], output)
+        # What comes before the call is traced by torch.compile: no graph break in evaluation.
+        if torch.is_grad_enabled() and output.requires_grad:
+            self._hear(head, args[0] if args else kwargs["input"], output)
+
+    @eager
+    def _hear(self, head: nn.Module, features: Tensor, output: Tensor) -> None:
+        inside = torch._C._are_functorch_transforms_active()  # torch.func has no backward pass
+        if self._on_pass is not None and not inside:
+            self._on_pass(head, features, output)
 
     def remove(self) -> None:
         self._handle.remove()
+        self._on_pass = None  # a compiled graph may go on calling
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., None]:
-        return inert
+        return _inert()
 
-    def __reduce__(self) -> tuple[Callable[[], Callable[..., None]], tuple[()]]:
-        return _make_inert, ()
-
-
-def inert(*_: Any) -> None:
-    """What is left of a Listener in a copy of the model."""
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return getattr, (contextlib.nullcontext(), "__exit__")
 
 
-def _make_inert() -> Callable[..., None]:
-    return inert
+def _inert() -> Callable[..., None]:
+    """A function of the standard library that takes anything and does nothing."""
+    return contextlib.nullcontext().__exit__

@@ -25,7 +25,13 @@ class Gram(Protocol):
 
     diagonal: Tensor
 
-    def __matmul__(self, vector: Tensor) -> Tensor: ...
+    def times(self, vector: Tensor) -> Tensor:
+        """`gram @ vector`. [B] -> [B]."""
+        ...
+
+    def scaled(self, scale: Tensor) -> Gram:
+        """`diag(scale) gram diag(scale)`; its diagonal is not to be used. [B]."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -64,30 +70,44 @@ class Head:
 class Dense:
     """The operator as a matrix. [B, B]."""
 
-    def __init__(self, matrix: Tensor) -> None:
+    def __init__(self, matrix: Tensor, scale: Tensor | None = None) -> None:
         self.matrix = matrix
-        self.diagonal = matrix.diagonal()
+        self._scale = scale
+        if scale is None:
+            self.diagonal = matrix.diagonal()
 
-    def __matmul__(self, vector: Tensor) -> Tensor:
-        return self.matrix @ vector
+    def times(self, vector: Tensor) -> Tensor:
+        if self._scale is None:
+            return self.matrix @ vector
+        return (self.matrix @ (vector * self._scale)) * self._scale
+
+    def scaled(self, scale: Tensor) -> Dense:
+        return Dense(self.matrix, scale)
 
 
 class MatrixFree:
     """The operator applied by two products of the head's size: exact for any gain, no B x B."""
 
-    def __init__(self, head: Head) -> None:
+    def __init__(self, head: Head, scale: Tensor | None = None) -> None:
+        self._head = head
         self._positions = 1 if head.features.dim() == 2 else head.features.shape[1]
         self._features = head.features.flatten(0, -2)
-        self._gradients = head.output_gradients.flatten(0, -2)
+        gradients = head.output_gradients
+        if scale is None:
+            self.diagonal = diagonal_of(head)
+        else:
+            gradients = gradients * scale.view(-1, *(1,) * (gradients.dim() - 1))
+        self._gradients = gradients.flatten(0, -2)
         self._gradients_t = self._gradients.t()
-        self._gain = head.gain
-        self.diagonal = diagonal_of(head)
 
-    def __matmul__(self, vector: Tensor) -> Tensor:
+    def times(self, vector: Tensor) -> Tensor:
         rows = vector if self._positions == 1 else vector.repeat_interleave(self._positions)
-        displacement = ((self._gradients_t * rows) @ self._features) * self._gain
+        displacement = ((self._gradients_t * rows) @ self._features) * self._head.gain
         product = ((self._gradients @ displacement) * self._features).sum(1)
         return product if self._positions == 1 else product.view(-1, self._positions).sum(1)
+
+    def scaled(self, scale: Tensor) -> MatrixFree:
+        return MatrixFree(self._head, scale)
 
 
 def matrix_of(head: Head) -> Tensor:

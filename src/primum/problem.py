@@ -22,7 +22,7 @@ class Problem:
     """Which samples a step harms, and how far it may be bent to spare them.
 
     Args:
-        gram: The operator `G diag(gain) G^T`; `gram @ vector` and `gram.diagonal`. [B, B].
+        gram: The operator `G diag(gain) G^T`; `gram.times(vector)` and `gram.diagonal`. [B, B].
         drift: First-order change of each sample's loss per unit lr under the plain step. [B].
         reach: Radius of the trust region, in the optimizer's own metric. Scalar tensor.
         max_extra_weight: No sample gets more extra weight than this.
@@ -139,13 +139,14 @@ def recover(multipliers: Tensor, products: Tensor, problem: Problem, iterations:
     objectives = after.clamp_min(0).sum(1).addcmul(used, used, value=0.5 / most)
     bounds = (multipliers @ drift).addcmul(used, norm, value=-1)
     bounds = bounds.addcmul(used, used, value=0.5 / most)
-    objective, best = objectives.min(0)
+    # A solver that has arrived may run into 0 / 0: points that are not numbers do not count.
+    best = objectives.nan_to_num(nan=torch.inf).argmin()
     # `torch.embedding` is a row look-up that takes a scalar tensor; indexing by one would sync.
     weights = torch.embedding(multipliers, best) * scale.take(best)
     return Solution(
         extra_weights=weights.nan_to_num(nan=0.0),
-        objective=objective,
-        lower_bound=bounds.max(),
+        objective=objectives.take(best),
+        lower_bound=bounds.nan_to_num(nan=-torch.inf).max(),
         iterations=iterations,
         drift_after=torch.embedding(after, best),
     )

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class StepReport:
     """First-order effect of one optimizer step on the samples of its batch.
 
@@ -23,7 +23,9 @@ class StepReport:
         objective: Value of the step's problem at the extra weights.
         lower_bound: Proven smallest value of that problem.
         fallbacks: Steps so far that fell back to plain gradients.
-        applied: Whether the weights went into the gradients.
+        applied: Whether the weights went into the gradients. They are zero, and the drift is NaN,
+            in a step whose values were not finite.
+        reason: Why they did not, in words; empty if they did.
     """
 
     extra_weights: Tensor
@@ -33,6 +35,7 @@ class StepReport:
     lower_bound: Tensor
     fallbacks: Tensor
     applied: bool
+    reason: str = ""
 
     @property
     def harm_before(self) -> Tensor:
@@ -47,22 +50,23 @@ class StepReport:
     @property
     def harmed_before(self) -> Tensor:
         """Fraction of the batch whose loss the plain step raises."""
-        return (self.drift > 0).to(self.drift.dtype).mean()
+        return _share_of_positive(self.drift)
 
     @property
     def harmed_after(self) -> Tensor:
         """Fraction of the batch whose loss the step raises with the extra weights."""
-        return (self.drift_after > 0).to(self.drift.dtype).mean()
+        return _share_of_positive(self.drift_after)
 
     @property
     def gap(self) -> Tensor:
         """Certified distance to the best possible answer, relative to `harm_before`."""
         distance = (self.objective - self.lower_bound).clamp_min(0)
         harm = self.harm_before
-        return torch.where(harm > 0, distance / harm, torch.zeros_like(harm))
+        return torch.where(harm == 0, 0.0, distance / harm)
 
     @property
     def mean_extra_weight(self) -> Tensor:
+        """Mean of the extra weights over the batch."""
         return self.extra_weights.mean()
 
     def as_dict(self) -> dict[str, float]:
@@ -76,6 +80,10 @@ class StepReport:
             "gap",
             "fallbacks",
         )
-        values = torch.stack([getattr(self, name).to(torch.float64) for name in names])
+        values = torch.stack([getattr(self, name).to(self.drift.dtype) for name in names])
         figures = dict(zip(names, values.tolist(), strict=True))  # SYNC: asked for
         return figures | {"applied": float(self.applied)}
+
+
+def _share_of_positive(values: Tensor) -> Tensor:
+    return torch.where(values.isnan(), values, (values > 0).to(values.dtype)).mean()

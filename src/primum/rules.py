@@ -119,13 +119,16 @@ def _plus(x: Tensor, y: Tensor | None, factor: Scalar) -> Tensor:
     return torch.add(x, y, alpha=factor)
 
 
-def _mean_square(old: Tensor | None, descent: Tensor, decay: Scalar) -> Tensor:
-    """`decay * old + (1 - decay) * descent**2`, in new memory."""
+def _mean_square(
+    old: Tensor | None, descent: Tensor, decay: Scalar, factor: Scalar = 1.0
+) -> Tensor:
+    """`factor * (decay * old + (1 - decay) * descent**2)`, in new memory."""
+    enters, stays = (1 - decay) * factor, decay * factor
     if old is None:
-        return (descent * descent).mul_(1 - decay)
-    if isinstance(decay, Tensor):
-        return (old * decay).addcmul_(descent, descent * (1 - decay))
-    return (old * decay).addcmul_(descent, descent, value=1 - decay)
+        return (descent * descent).mul_(enters)
+    if isinstance(enters, Tensor):
+        return (old * stays).addcmul_(descent, descent * enters)
+    return (old * stays).addcmul_(descent, descent, value=enters)
 
 
 def _over_root(factor: Scalar, square: Tensor, correction: Scalar, eps: float) -> Tensor:
@@ -144,11 +147,12 @@ def sgd(seen: Seen) -> tuple[Tensor, Scalar]:
 
 def _adam(seen: Seen) -> tuple[Tensor, Scalar]:
     (beta1, beta2), t, descent = seen.betas(), seen.count(), seen.descent()
-    square = _mean_square(seen.tensor("exp_avg_sq"), descent, beta2)
-    largest = seen.tensor("max_exp_avg_sq") if seen.group["amsgrad"] else None
-    square = square if largest is None else torch.maximum(square, largest)
     enters = (1 - beta1) / (1 - beta1**t)
-    gain = _over_root(enters, square, (1 - beta2**t) ** -0.5, seen.group["eps"])
+    factor = 1 / (1 - beta2**t) / enters**2  # moved under the root: one operation less
+    square = _mean_square(seen.tensor("exp_avg_sq"), descent, beta2, factor)
+    largest = seen.tensor("max_exp_avg_sq") if seen.group["amsgrad"] else None
+    square = square if largest is None else torch.maximum(square, largest * factor)
+    gain = square.sqrt_().add_(seen.group["eps"] / enters).reciprocal_()
     return seen.move(descent, gain, seen.tensor("exp_avg"), beta1 / (1 - beta1)), gain
 
 

@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
-from primum.gram import Gram
 from primum.problem import Problem, Solution, recover
-
-OVERSTEP = 1.5  # step length times curvature; the momentum below is stable up to 2
 
 
 def solve(problem: Problem, max_iters: int = 20) -> Solution:
-    """Solve for extra weights by projected ascent with momentum on the dual multipliers.
+    """Solve for extra weights by spectral projected gradient ascent on the dual multipliers.
 
     The gradient of the dual at gamma is `drift - gram @ w` with `w = min(t, reach / n) gamma`, so
-    the one product an iteration needs is also all that its certificate needs. Steps are scaled by
-    the Gram diagonal: gradient norms of samples differ by orders of magnitude. Momentum is dropped
-    for an iteration whenever it points downhill (adaptive restart). Starts from the harmed
-    samples' indicator; the best of all points visited, zero among them, is returned, so the
+    the one product an iteration needs is also all that its certificate needs. Multipliers are
+    scaled by the samples' gradient norms, which differ by orders of magnitude. Starts from the
+    harmed samples' indicator; the best of all points visited, zero among them, is returned, so the
     answer is never worse than leaving the step alone.
 
-    DEPARTS: momentum is Polyak's rather than Nesterov's. Each point visited lies in the cube and
-    so carries a certificate, and after 20 iterations its gap was the smaller one.
+    DEPARTS: step lengths are Barzilai and Borwein's, the inverse curvature along the last move. The
+    curvature that counts is that among the few samples at risk, often a tenth of the largest
+    eigenvalue that accelerated methods step by: after 20 iterations the mean gap was a tenth, too.
 
     Args:
         problem: See `Problem`.
@@ -33,39 +29,26 @@ def solve(problem: Problem, max_iters: int = 20) -> Solution:
     """
     if max_iters < 1:
         raise ValueError(f"max_iters must be >= 1, got {max_iters}")
-    gram, drift, reach = problem.gram, problem.drift, problem.reach
-    tiny = torch.finfo(drift.dtype).tiny
-    drift_per_reach = drift / reach.clamp_min(tiny)
-    floor = (reach / problem.max_extra_weight).square()
-    zero = torch.zeros_like(drift)
+    tiny = torch.finfo(problem.drift.dtype).tiny
+    bound = problem.gram.diagonal.clamp_min(tiny).sqrt()  # of the scaled multipliers
+    scale = bound.reciprocal()
+    gram = problem.gram.scaled(scale)
+    pull = problem.drift * scale / problem.reach
+    floor = (problem.reach / problem.max_extra_weight).square()
+    zero = torch.zeros_like(bound)
 
-    gamma = torch.heaviside(drift, zero)
-    product = gram @ gamma
-    step_size = _step_size(gram, product)
-    previous = gamma
-    visited, products = [zero, gamma], [zero, product]
+    point = torch.where(pull > 0, bound, zero)
+    product = gram.times(point)
+    length = point.dot(point) / point.dot(product)
+    points, products = [zero, point], [zero, product]
     for iteration in range(max_iters):
-        size = torch.maximum(gamma.dot(product), floor).sqrt()
-        descent = torch.addcmul(product, drift_per_reach, size, value=-1)
-        backward = previous - gamma
-        uphill = descent.dot(backward) > 0
-        previous = gamma
-        gamma = gamma.addcmul(backward, uphill, value=-iteration / (iteration + 3))
-        gamma = gamma.addcmul(step_size, descent, value=-OVERSTEP).clamp(0, 1)
-        product = gram @ gamma
-        visited.append(gamma)
-        products.append(product)
-    return recover(torch.stack(visited), torch.stack(products), problem, max_iters)
-
-
-def _step_size(gram: Gram, product: Tensor) -> Tensor:
-    """Per-sample step lengths: the inverse Gram diagonal over the curvature that is left. -> [B].
-
-    After scaling the matrix has ones on its diagonal, so its largest eigenvalue is at least 1; it
-    is estimated by the Rayleigh quotient after one power step from the starting point.
-    """
-    tiny = torch.finfo(product.dtype).tiny
-    inverse = gram.diagonal.clamp_min(tiny).reciprocal()
-    direction = product * inverse
-    curvature = direction.dot(gram @ direction).clamp_min(tiny)
-    return inverse * (direction.dot(product) / curvature).clamp_max(1)
+        size = torch.maximum(point.dot(product), floor).sqrt()
+        descent = torch.addcmul(product, pull, size, value=-1)
+        caution = 1.0 if iteration else 0.5  # at first the curvature is that of the point itself
+        moved = point.addcmul(descent, length, value=-caution).clamp(zero, bound)
+        points.append(moved)
+        products.append(gram.times(moved))
+        move, change = torch._foreach_sub((moved, products[-1]), (point, product))
+        length = move.dot(move) / move.dot(change)  # NaN once nothing moves; see `recover`
+        point, product = moved, products[-1]
+    return recover(torch.stack(points) * scale, torch.stack(products) * bound, problem, max_iters)

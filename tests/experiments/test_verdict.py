@@ -23,6 +23,14 @@ def test_better_and_worse(make_results: MakeResults) -> None:
     assert "loss, higher by 0.200" in worse
 
 
+def test_a_gain_is_held_against_the_controls(make_results: MakeResults) -> None:
+    gains = {"base": 0.0, "primum": 2.0, "permuted": 0.0, "lr-matched": 0.0}
+    beaten = headline(summarise(make_results(gains), "cnn-sgd"))
+    assert "higher than that of the controls (permuted, lr-matched)" in beaten
+    matched = headline(summarise(make_results(gains | {"lr-matched": 2.0}), "cnn-sgd"))
+    assert "not seen to be higher than with lr-matched" in matched
+
+
 def test_one_seed_says_nothing(make_results: MakeResults) -> None:
     gains = {"base": 0.0, "primum": 2.0, "permuted": 0.0}
     summary = summarise(make_results(gains, seeds=1), "cnn-sgd")

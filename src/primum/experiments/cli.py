@@ -49,7 +49,7 @@ def _add_demo(subcommands: argparse._SubParsersAction[Any]) -> None:
         "cores; nothing is downloaded.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    demo.add_argument("--seeds", type=_positive, default=5, metavar="N", help="runs per arm")
+    demo.add_argument("--seeds", type=_positive, default=8, metavar="N", help="runs per arm")
     demo.add_argument(
         "--epochs", type=_positive, metavar="N", help="epochs per run, instead of each model's own"
     )
@@ -88,7 +88,7 @@ def _demo(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int
         parser.error("lr-matched takes its learning rate from primum's runs; add primum to --arms")
     arms = [arm for arm in ARMS if arm == "base" or arm in arguments.arms]
     recipes = list(RECIPES.values())
-    seeds, threads, turns = range(arguments.seeds), arguments.threads, 8
+    seeds, threads, turns = range(arguments.seeds), arguments.threads, 4
     if arguments.quick:
         seeds, threads, turns = range(2), 1, 1
         recipes = [replace(recipe, epochs=2, train_size=128) for recipe in recipes]

@@ -7,6 +7,7 @@ Clean, they are too easy for two ways of training to differ.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import torch
@@ -28,6 +29,7 @@ class Digits:
     test_labels: Tensor
 
 
+@cache  # nobody writes into these tensors
 def load(train_size: int = 512, noise: float = 0.5) -> Digits:
     """Digits with Gaussian noise, measured in deviations of the clean pixels.
 

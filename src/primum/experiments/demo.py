@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from time import perf_counter
 
@@ -39,16 +40,25 @@ def run_demo(
     """
     start = perf_counter()
     grid = [Settings(r, arm, seed) for r in recipes for seed in seeds for arm in arms]
-    with _one_torch_thread(), _progress(len(grid), "training", "run") as bar:
+    print(
+        f"{len(recipes)} models, {len(arms)} arms, {len(seeds)} seeds: {len(grid)} runs, "
+        f"{threads} at a time. Ctrl-C stops.",
+        file=sys.stderr,
+    )
+    with (
+        _one_torch_thread(),
+        _workers(threads) as pool,
+        _progress(len(grid), "training", "run") as bar,
+    ):
         free = [s for s in grid if s.arm != "lr-matched"]
-        runs = {run.settings: run for run in _train_all(free, threads, bar)}
+        runs = {run.settings: run for run in _train_all(free, pool, bar)}
         factors = {
             (s.recipe, s.seed): run.mean_weight for s, run in runs.items() if s.arm == "primum"
         }
         matched = [
             replace(s, lr_factor=factors[s.recipe, s.seed]) for s in grid if s.arm == "lr-matched"
         ]
-        runs |= {run.settings: run for run in _train_all(matched, threads, bar)}
+        runs |= {run.settings: run for run in _train_all(matched, pool, bar)}
     times: list[StepTime] = []
     with _one_torch_thread(), _progress(len(recipes) * len(seeds), "timing", "seed") as bar:
         for recipe in recipes:
@@ -83,26 +93,44 @@ def print_summary(summaries: Iterable[Summary], out: Path, seconds: float) -> No
     print(f"\nDone in {seconds:.0f} s. Report: {out / 'report.html'}")
 
 
-def _train_all(settings: Sequence[Settings], threads: int, bar: tqdm[None]) -> Iterator[Run]:
-    """Runs as they finish; `threads` at a time, each in a process of its own with one thread."""
-    if threads == 1:
-        for each in settings:
-            yield train(each)
-            bar.update()
+def _train_all(
+    settings: Sequence[Settings], pool: ProcessPoolExecutor | None, bar: tqdm[None]
+) -> Iterator[Run]:
+    """Runs as they finish, in the pool's processes or, without a pool, in this one."""
+    if pool is None:
+        finished = (train(each) for each in settings)
+    else:
+        futures = [pool.submit(train, each) for each in settings]
+        finished = (future.result() for future in as_completed(futures))
+    for run in finished:
+        yield run
+        bar.update()
+
+
+@contextmanager
+def _workers(count: int) -> Iterator[ProcessPoolExecutor | None]:
+    """Processes that train; none for a count of one."""
+    if count == 1:
+        yield None
         return
+    others = set(active_children())
     spawn = get_context("spawn")
-    pool = ProcessPoolExecutor(threads, mp_context=spawn, initializer=_prepare_worker)
+    pool = ProcessPoolExecutor(
+        count, mp_context=spawn, initializer=torch.set_num_threads, initargs=(1,)
+    )
+    # Processes inherit what their parent ignores: Ctrl-C is the parent's alone to answer.
+    answer = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for _ in range(count):
+        pool.submit(os.getpid)  # starts a process
+    signal.signal(signal.SIGINT, answer)
     try:
-        for future in as_completed([pool.submit(train, each) for each in settings]):
-            yield future.result()
-            bar.update()
-    finally:  # after an error or Ctrl-C, wait for the runs under way only
+        yield pool
+    except BaseException:  # an error or Ctrl-C: do not wait for the runs under way
+        for process in set(active_children()) - others:
+            process.terminate()
+        raise
+    finally:
         pool.shutdown(cancel_futures=True)
-
-
-def _prepare_worker() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    torch.set_num_threads(1)
 
 
 @contextmanager

@@ -31,6 +31,11 @@ READING = (
     "not measured. Step times come from the arms taking turns after the runs, base without being "
     "watched."
 )
+SHORT = (
+    "The schedule is short, so faster training shows in the test figures. A longer one "
+    "(--epochs 40) shows how much of a difference remains once every arm has fitted the training "
+    "images."
+)
 
 
 def render(results: Results, summaries: Sequence[Summary]) -> str:
@@ -143,7 +148,7 @@ def _settings(results: Results, summaries: Sequence[Summary]) -> str:
     settings = {s.recipe.title: _recipe(s.recipe) for s in summaries}
     seeds = ", ".join(str(seed) for seed in summaries[0].seeds)
     return (
-        f"<h2>Settings</h2>{_list(settings)}"
+        f'<h2>Settings</h2>{_list(settings)}<p class="note">{escape(SHORT)}</p>'
         f"<h2>Made with</h2>{_list({'seeds': seeds, **results.environment})}"
         f"<h2>Do it again</h2><pre>{escape(results.command)}</pre>"
         f'<p class="note">It took {results.seconds:.0f} s. The raw numbers are in results.json.</p>'

@@ -23,7 +23,8 @@ def headline(summary: Summary) -> str:
     accuracy, loss = _points(base.accuracy), _loss(base.loss)
     if accuracy == loss == NOT_SEEN:
         return f"Between primum and base {NOT_SEEN}, neither in test accuracy nor in test loss."
-    return f"Primum against base: test accuracy, {accuracy}; test loss, {loss}."
+    words = f"Primum against base: test accuracy, {accuracy}; test loss, {loss}."
+    return f"{words} {_controls(summary)}".strip()
 
 
 def details(summary: Summary) -> list[str]:
@@ -52,6 +53,19 @@ def details(summary: Summary) -> list[str]:
             "time depends on head and batch, not on the rest of the model."
         )
     return sentences
+
+
+def _controls(summary: Summary) -> str:
+    """How a gain in accuracy over base compares with the controls, if there is one to compare."""
+    base = _against(summary, "base")
+    controls = [c for c in summary.comparisons if c.other != "base"]
+    if base is None or not base.accuracy.seen or base.accuracy.paired.mean < 0 or not controls:
+        return ""
+    beaten = [c.other for c in controls if c.accuracy.seen and c.accuracy.paired.mean > 0]
+    if len(beaten) == len(controls):
+        return f"Its accuracy was also higher than that of the controls ({', '.join(beaten)})."
+    others = " and ".join(c.other for c in controls if c.other not in beaten)
+    return f"Its accuracy was not seen to be higher than with {others}, so the cause is open."
 
 
 def _against(summary: Summary, other: str) -> Comparison | None:

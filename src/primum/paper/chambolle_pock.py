@@ -63,7 +63,8 @@ def chambolle_pock(
 
     Shapes: spectral_norm scalar -> [B], scalar.
     """
-    step_size = safety / spectral_norm  # tau and sigma are equal
+    # tau and sigma, which are equal; a matrix of zeros has nothing to step along
+    step_size = safety / spectral_norm.clamp_min(torch.finfo(spectral_norm.dtype).tiny)
     weights, dual = warm_start(problem, step_size, min(warm_up, iterations))
     extrapolated = weights
     going = torch.ones_like(step_size, dtype=torch.bool)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,7 +18,7 @@ from primum.paper.chambolle_pock import PaperProblem
 def exact_update(
     gradients: Tensor, step: Tensor, radius: float, gain: Tensor | None = None
 ) -> tuple[Tensor, float]:
-    """The update closest to `step` in harm-free direction, in parameter space (paper, Eq. 3).
+    """The least harmful update of the trust region, in parameter space (paper, Eq. 3).
 
         minimise sum(max(0, G d))  subject to  ||d - step|| <= radius ||step||
 
@@ -27,12 +28,11 @@ def exact_update(
     """
     cp = _cvxpy()
     rows, base = _numpy(gradients), _numpy(step)
-    root = 1.0 if gain is None else _numpy(gain) ** 0.5
-    moved = cp.Variable(len(base))  # (d - step) / sqrt(gain), so that the ball is round
-    harm = cp.sum(cp.pos((rows * root) @ moved + rows @ base))
-    reach = radius * float(((base / root) ** 2).sum() ** 0.5)
-    value = _solve(cp.Problem(cp.Minimize(harm), [cp.norm(moved) <= reach]))
-    return torch.as_tensor(base + root * moved.value), value
+    root = np.ones_like(base) if gain is None else np.sqrt(_numpy(gain))
+    reach = radius * np.linalg.norm(base / root)
+    moved = cp.Variable(len(base))  # (d - step) / sqrt(gain) / reach: the ball is the unit ball
+    harm = _least_harm(cp, rows @ base, reach * (rows * root) @ moved, [cp.norm(moved) <= 1])
+    return torch.as_tensor(base + reach * root * moved.value), harm
 
 
 def reduced_weights(
@@ -40,32 +40,30 @@ def reduced_weights(
 ) -> tuple[Tensor, float]:
     """The same problem over `w <= 0` with `d = step + gain * G' w` (paper, Eq. 5). -> [B], harm."""
     cp = _cvxpy()
-    root = torch.ones_like(step) if gain is None else gain.sqrt()
-    scaled, drift = _numpy(gradients * root), _numpy(gradients @ step)
-    reach = radius * float((step / root).norm())
-    weights = cp.Variable(len(drift))
-    moved = scaled.T @ weights
-    harm = cp.sum(cp.pos(scaled @ moved + drift))
-    constraints = [cp.norm(moved) <= reach, weights <= 0]
-    value = _solve(cp.Problem(cp.Minimize(harm), constraints))
-    return torch.as_tensor(weights.value), value
+    rows, base = _numpy(gradients), _numpy(step)
+    root = np.ones_like(base) if gain is None else np.sqrt(_numpy(gain))
+    unit = radius * np.linalg.norm(base / root) / np.linalg.norm(rows * root)
+    weights = cp.Variable(len(rows))  # in this unit, so that the solver sees numbers about 1
+    moved = (rows * root).T @ weights / np.linalg.norm(rows * root)
+    constraints = [cp.norm(moved) <= 1, weights <= 0]
+    harm = _least_harm(cp, rows @ base, unit * ((rows * root**2) @ rows.T) @ weights, constraints)
+    return torch.as_tensor(unit * weights.value), harm
 
 
 def exact_weights(problem: PaperProblem) -> tuple[Tensor, float]:
     """The optimum of Eq. 10 or Eq. 14, box and all. -> [B], harm."""
     cp = _cvxpy()
     gram, drift = _numpy(problem.gram), _numpy(problem.drift)
-    values, vectors = torch.linalg.eigh(problem.metric.double())
-    root = _numpy(vectors * values.clamp_min(0).sqrt()).T  # metric = root' root
-    weights = cp.Variable(len(drift))
-    reach = float(problem.reach_squared) ** 0.5
-    constraints = [
-        cp.norm(root @ weights) <= reach,
-        weights >= 0,
-        weights <= problem.max_extra_weight,
-    ]
-    value = _solve(cp.Problem(cp.Minimize(cp.sum(cp.pos(drift - gram @ weights))), constraints))
-    return torch.as_tensor(weights.value), value
+    values, vectors = np.linalg.eigh(_numpy(problem.metric))
+    root = (vectors * np.sqrt(values.clip(0))).T  # metric = root' root
+    reach, most = float(problem.reach_squared) ** 0.5, problem.max_extra_weight
+    size = float(values.clip(0).mean()) ** 0.5  # of a sample's gradient
+    unit = min(most, reach / size if size else most) or most
+    weights = cp.Variable(len(drift))  # in this unit
+    ball = cp.norm(unit * root @ weights / (reach or 1.0)) <= (1 if reach else 0)
+    box = [weights >= 0, weights <= most / unit]
+    harm = _least_harm(cp, drift, -unit * gram @ weights, [ball, *box])
+    return torch.as_tensor(unit * weights.value), harm
 
 
 def _cvxpy() -> Any:
@@ -80,5 +78,8 @@ def _numpy(tensor: Tensor) -> Any:
     return tensor.detach().cpu().double().numpy()
 
 
-def _solve(problem: Any) -> float:
-    return float(problem.solve(solver="CLARABEL"))
+def _least_harm(cp: Any, drift: Any, change: Any, constraints: list[Any]) -> float:
+    """Solve, with the objective in units of the largest drift: tolerances are absolute."""
+    unit = float(np.abs(drift).max()) or 1.0
+    harm = cp.sum(cp.pos(drift / unit + change / unit))
+    return unit * float(cp.Problem(cp.Minimize(harm), constraints).solve(solver="CLARABEL"))

@@ -17,9 +17,12 @@ def low_rank(gain: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     PAPER: the approximation may have negative entries, so the Gram matrix made from it need not be
     positive semi-definite.
 
+    A gain that is not finite, which LAPACK would refuse, gives zeros.
+
     Shapes: gain [d_out, d_in] -> [r, d_out], [r, d_in].
     """
-    u, s, vh = torch.linalg.svd(gain, full_matrices=False)
+    gain = torch.where(gain.isfinite().all(), gain, 0.0)
+    u, s, vh = torch.linalg.svd(gain, full_matrices=False)  # SYNC: as eigvalsh
     return (u[:, :rank] * s[:rank]).t(), vh[:rank]
 
 

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import Optimizer
 
 from primum.paper.recipe import Paper, PaperSettings
 from primum.problem import Solution
-from primum.update import predict, shares
+from primum.update import check_supported, group_of, predict, shares
 
 
 def split(model: nn.Sequential, blocks: int) -> tuple[nn.Sequential, nn.Sequential]:
     """The model as a backbone and its last `blocks` children. Both share its parameters."""
     if not 1 <= blocks <= len(model):
         raise ValueError(f"blocks must be between 1 and {len(model)}, got {blocks}")
-    children = list(model.children())
-    return nn.Sequential(*children[:-blocks]), nn.Sequential(*children[-blocks:])
+    layers = list(model)
+    return nn.Sequential(*layers[:-blocks]), nn.Sequential(*layers[-blocks:])
 
 
 class MultiLayer:
@@ -32,7 +34,8 @@ class MultiLayer:
         optimizer.step()
 
     Memory grows with the batch times the parameters of `tail`, which is why the paper, and we,
-    advise the last layer alone (`attach`).
+    advise the last layer alone (`attach`). `hidden` runs through `tail` inside `backward`, sample
+    by sample; that pass draws its own dropout masks.
 
     Args:
         tail: The last blocks. Every sample must be processed by itself: no BatchNorm in training.
@@ -57,6 +60,15 @@ class MultiLayer:
         self.chunk_size = chunk_size
         self.last: Solution | None = None
         _refuse_mixing(tail)
+        for name, param in self._trained().items():
+            check_supported(optimizer, param, name)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The guards' moving averages."""
+        return self.recipe.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.recipe.load_state_dict(state)
 
     def backward(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """Fill `.grad` of the tail and, through `hidden`, of the backbone. Returns the mean loss.
@@ -65,32 +77,33 @@ class MultiLayer:
         the backbone's backward pass needs is that gradient with its rows weighted.
         """
         _refuse_mixing(self.tail)
-        names = [name for name, p in self.tail.named_parameters() if p.requires_grad]
-        params = dict(self.tail.named_parameters())
-        gradients, of_hidden, losses = self._per_sample(params, names, hidden.detach(), targets)
-        solution = self._solve([params[name] for name in names], gradients)
-        self.last = solution
+        trained = self._trained()
+        gradients, of_hidden, losses = self._per_sample(trained, hidden.detach(), targets)
+        solution = self.last = self._solve(trained, gradients)
         weights = 1 + solution.extra_weights
         with torch.no_grad():
-            for name, gradient in zip(names, gradients, strict=True):
-                total = torch.einsum("b...,b->...", gradient, weights.to(gradient.dtype))
-                param = params[name]
+            for name, param in trained.items():
+                total = torch.einsum("b...,b->...", gradients[name], weights).to(param.dtype)
                 param.grad = total if param.grad is None else param.grad + total
         if hidden.requires_grad:
-            rows = weights.to(of_hidden.dtype).view(-1, *(1,) * (of_hidden.dim() - 1))
-            torch.autograd.backward(hidden, of_hidden * rows)
+            rows = weights.view(-1, *(1,) * (of_hidden.dim() - 1))
+            torch.autograd.backward(hidden, of_hidden * rows.to(of_hidden.dtype))
         return losses.sum()
 
-    def _per_sample(
-        self, params: dict[str, nn.Parameter], names: list[str], hidden: Tensor, targets: Tensor
-    ) -> tuple[list[Tensor], Tensor, Tensor]:
-        """G by parameter, the gradient at `hidden`, and the losses, all of `L_i / B`."""
-        fixed = {k: p.detach() for k, p in params.items() if k not in names}
-        fixed |= dict(self.tail.named_buffers())
-        batch = len(hidden)
+    def _trained(self) -> dict[str, nn.Parameter]:
+        trained = {name: p for name, p in self.tail.named_parameters() if p.requires_grad}
+        if not trained:
+            raise ValueError("the tail has no parameters that are trained; take more blocks")
+        return trained
 
-        def sample_loss(trained: dict[str, Tensor], row: Tensor, target: Tensor) -> Tensor:
-            outputs = functional_call(self.tail, fixed | trained, (row.unsqueeze(0),))
+    def _per_sample(
+        self, trained: dict[str, nn.Parameter], hidden: Tensor, targets: Tensor
+    ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+        """G by parameter, the gradient at `hidden`, and the losses, all of `L_i / B`."""
+        batch, wide = len(hidden), torch.promote_types(hidden.dtype, torch.float32)
+
+        def sample_loss(params: dict[str, Tensor], row: Tensor, target: Tensor) -> Tensor:
+            outputs = functional_call(self.tail, params, (row.unsqueeze(0),))
             return self.loss(outputs, target.unsqueeze(0)).sum() / batch
 
         of_samples = vmap(
@@ -99,36 +112,45 @@ class MultiLayer:
             randomness="different",
             chunk_size=self.chunk_size,
         )
-        trained = {name: params[name].detach() for name in names}
-        (of_params, of_hidden), losses = of_samples(trained, hidden, targets)
-        return [of_params[name] for name in names], of_hidden, losses
+        params = {name: param.detach() for name, param in trained.items()}
+        with sdpa_kernel(SDPBackend.MATH):  # the one attention that vmap can batch
+            (of_params, of_hidden), losses = of_samples(params, hidden, targets)
+        return {name: rows.to(wide) for name, rows in of_params.items()}, of_hidden, losses
 
-    def _solve(self, params: list[nn.Parameter], gradients: list[Tensor]) -> Solution:
+    def _solve(self, trained: dict[str, nn.Parameter], gradients: dict[str, Tensor]) -> Solution:
         """Q1, Q2 and q summed over the parameters (the paper's layer-wise decomposition)."""
-        updates = []
-        for param, gradient in zip(params, gradients, strict=True):
-            total = gradient.sum(0)
+        updates = {}
+        for name, param in trained.items():
+            total = gradients[name].sum(0)
             total = total if param.grad is None else total + param.grad
-            updates.append(predict(self.optimizer, param, total))
-        batch = len(gradients[0])
-        gram = gradients[0].new_zeros(batch, batch)
-        metric, drift = torch.zeros_like(gram), gradients[0].new_zeros(batch)
-        step_squared = gradients[0].new_zeros(())
-        fractions = shares(*(update.lr for update in updates))
-        for update, gradient, fraction in zip(updates, gradients, fractions, strict=True):
-            rows, step = gradient.flatten(1), (update.step * fraction).flatten()
-            gain = (update.gain * fraction * torch.ones_like(update.step)).flatten()
-            gram += (rows * gain) @ rows.t()
-            metric += (rows * gain.square()) @ rows.t()
-            drift += rows @ step
+            updates[name] = predict(self.optimizer, param, total)
+        fractions = dict(zip(updates, shares(*(u.lr for u in updates.values())), strict=True))
+        first = next(iter(trained))
+        batch, zeros = len(gradients[first]), gradients[first].new_zeros
+        gram, metric = zeros(batch, batch), zeros(batch, batch)
+        drift, step_squared, uniform = zeros(batch), zeros(()), True
+        for name, param in trained.items():
+            rows, fraction = gradients[name].reshape(batch, -1), fractions[name]
+            if group_of(self.optimizer, param).get("maximize", False):
+                rows = -rows  # what is maximised is minus a loss
+            step, gain = updates[name].step * fraction, updates[name].gain * fraction
+            uniform = uniform and isinstance(gain, float) and gain == 1.0
+            weighted = rows * (gain * torch.ones_like(step)).flatten()
+            gram += weighted @ rows.t()
+            metric += weighted @ weighted.t()
+            drift += rows @ step.flatten()
             step_squared += step.square().sum()
-        return self.recipe.solve(gram, metric, drift, step_squared, updates[0].lr / fractions[0])
+        lr = updates[first].lr / fractions[first]
+        return self.recipe.solve(gram, gram if uniform else metric, drift, step_squared, lr)
 
 
 def _refuse_mixing(tail: nn.Module) -> None:
     for name, module in tail.named_modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training:
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and (
+            module.training or module.running_mean is None
+        ):
             raise ValueError(
-                f"{name or 'the tail'} ({type(module).__name__}) mixes the samples of a batch in "
-                "training mode, so there are no per-sample gradients; use GroupNorm, or .eval()"
+                f"{name or 'the tail'} ({type(module).__name__}) mixes the samples of a batch, so "
+                "there are no per-sample gradients; use GroupNorm, or .eval() to freeze its "
+                "running statistics"
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 
@@ -14,5 +15,5 @@ def project(weights: Tensor, metric: Tensor, reach_squared: Tensor, most: float 
     Shapes: weights [B], metric [B, B], reach_squared scalar -> [B].
     """
     weights = weights.clamp(0, most)
-    size = weights.dot(metric @ weights)
+    size = weights.dot(metric @ weights).clamp_min(torch.finfo(weights.dtype).tiny)
     return weights * (reach_squared / size.maximum(reach_squared)).sqrt()

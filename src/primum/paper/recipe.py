@@ -15,6 +15,7 @@ from primum.paper.guards import condition_guard, spike_guard
 from primum.paper.low_rank import gram_matrices
 from primum.paper.spectrum import EXACT_UP_TO
 from primum.problem import Solution
+from primum.rules import scalar
 from primum.update import Update
 
 
@@ -52,12 +53,18 @@ class PaperSettings:
 
     def __post_init__(self) -> None:
         for field in fields(self):
-            value = getattr(self, field.name)
+            name, value = field.name, getattr(self, field.name)
             if not (value == value and 0 <= value < float("inf")):
-                raise ValueError(f"{field.name} must be >= 0 and finite, got {value!r}")
-        if self.max_extra_weight == 0 or self.gain_rank < 1:
+                raise ValueError(f"{name} must be >= 0 and finite, got {value!r}")
+            if isinstance(field.default, int) and not isinstance(value, int):
+                raise ValueError(f"{name} must be a whole number, got {value!r}")
+            if name.endswith("max_raise") and value < 1:
+                raise ValueError(f"{name} must be >= 1, got {value!r}")
+            if name.endswith("momentum") and value > 1:
+                raise ValueError(f"{name} must be <= 1, got {value!r}")
+        if self.max_extra_weight == 0 or self.gain_rank == 0:
             raise ValueError(
-                "max_extra_weight must be > 0 and gain_rank >= 1, "
+                "max_extra_weight and gain_rank must be > 0, "
                 f"got {self.max_extra_weight} and {self.gain_rank}"
             )
 
@@ -66,7 +73,9 @@ class Paper:
     """A `Recipe`: settings, and the guards' moving averages as its state.
 
     Example:
-        >>> recipe = Paper(PaperSettings(gain_rank=3))
+        >>> model = nn.Linear(8, 3)
+        >>> optimizer = torch.optim.AdamW(model.parameters())
+        >>> recipe = primum.paper.Paper(primum.paper.PaperSettings(gain_rank=3))
         >>> reducer = primum.attach(model, optimizer, recipe=recipe)
     """
 
@@ -102,8 +111,9 @@ class Paper:
         if own.radius == 0:
             harm = drift.clamp_min(0).sum()
             return Solution(torch.zeros_like(drift), harm, harm, 0, drift)
-        generator = torch.Generator().manual_seed(self._calls)
-        lr = torch.as_tensor(lr, dtype=drift.dtype, device=drift.device)
+        generator = torch.Generator(drift.device).manual_seed(self._calls)
+        rate = scalar(lr.squeeze()) if isinstance(lr, Tensor) else lr
+        lr = (drift.new_ones(()) * rate).to(drift.dtype)
         safe_lr = torch.where(lr > 0, lr, 1.0)
         averages: dict[str, Tensor] = {}
         clipped, guarded_drift, averages["spike"] = spike_guard(
@@ -145,12 +155,12 @@ class Paper:
         weights = torch.where(lr > 0, weights, 0.0)
         # The report is on the problem as it was before the guards.
         drift_after = drift - gram @ weights
-        harm = drift_after.clamp_min(0).sum()
-        self._keep(averages, harm)
+        finite = drift_after.isfinite().all()
+        self._keep(averages, finite)
         return Solution(
-            extra_weights=weights.nan_to_num(nan=0.0),
-            objective=harm,
-            lower_bound=torch.full_like(harm, torch.nan),  # the paper's method has no certificate
+            extra_weights=torch.where(finite, weights, 0.0),
+            objective=torch.where(finite, drift_after.clamp_min(0).sum(), torch.nan),
+            lower_bound=drift.new_full((), torch.nan),  # the paper's method has no certificate
             iterations=iterations,
             drift_after=drift_after,
         )
@@ -158,10 +168,10 @@ class Paper:
     def _average(self, key: str, like: Tensor) -> Tensor:
         return self._averages.get(key, like.new_full((), torch.nan)).to(like)
 
-    def _keep(self, averages: Mapping[str, Tensor], harm: Tensor) -> None:
+    def _keep(self, averages: Mapping[str, Tensor], finite: Tensor) -> None:
         """A step whose values are not finite does not count."""
         for key, value in averages.items():
-            good = harm.isfinite() & value.isfinite()
+            good = finite & value.isfinite()
             self._averages[key] = torch.where(good, value, self._average(key, value))
         self._calls += 1
 

@@ -19,20 +19,21 @@ def extremal_eigenvalues(
     """Smallest and largest eigenvalue, the first not below `eps` times the second.
 
     DEPARTS: in float32 the smallest one can come out as 0 or negative, and the paper divides by
-    it; it is floored at the resolution of the dtype.
+    it; it is floored at the resolution of the dtype. A matrix that is not finite, which LAPACK
+    would refuse, gives 0 and 0.
 
     Args:
         matrix: Symmetric, positive semi-definite. [B, B].
-        generator: For the random start of Lanczos; the global one is left alone.
+        generator: For the random start of Lanczos, on the device of `matrix`.
         exact_up_to: Batches up to this size use `eigvalsh` (paper, Alg. 4, line 2).
     """
-    if len(matrix) <= exact_up_to:
-        spectrum = torch.linalg.eigvalsh(matrix)
-    else:
+    matrix = torch.where(matrix.isfinite().all(), matrix, 0.0)
+    if len(matrix) > exact_up_to:
         start = torch.randn(
-            len(matrix), generator=generator, dtype=matrix.dtype, device=generator.device
-        ).to(matrix.device)
-        spectrum = torch.linalg.eigvalsh(lanczos(matrix, start, lanczos_iterations(len(matrix))))
+            len(matrix), generator=generator, dtype=matrix.dtype, device=matrix.device
+        )
+        matrix = lanczos(matrix, start, lanczos_iterations(len(matrix)))
+    spectrum = torch.linalg.eigvalsh(matrix)  # SYNC: on a device it tells the host if it converged
     largest = spectrum[-1]
     return spectrum[0].maximum(largest * torch.finfo(matrix.dtype).eps), largest
 
@@ -40,12 +41,11 @@ def extremal_eigenvalues(
 def lanczos(matrix: Tensor, start: Tensor, iterations: int) -> Tensor:
     """The tridiagonal matrix whose extreme eigenvalues approach those of `matrix` (paper, Alg. 3).
 
-    PAPER: no re-orthogonalisation. A residual of exactly zero (the Krylov space is exhausted)
-    leaves zeros in the rest of the matrix.
+    PAPER: no re-orthogonalisation. DEPARTS: where nothing is left to divide by (the Krylov space is
+    exhausted), it starts again from the vector it has, which adds no eigenvalue out of range.
 
     Shapes: matrix [B, B], start [B] -> [iterations, iterations].
     """
-    tiny = torch.finfo(matrix.dtype).tiny
     v, previous = start / start.norm(), torch.zeros_like(start)
     alphas, betas = [], [torch.zeros_like(start[0])]
     for _ in range(iterations):
@@ -53,6 +53,6 @@ def lanczos(matrix: Tensor, start: Tensor, iterations: int) -> Tensor:
         alphas.append(v.dot(w))
         w = w - alphas[-1] * v - betas[-1] * previous
         betas.append(w.norm())
-        previous, v = v, w / betas[-1].clamp_min(tiny)
-    off_diagonal = torch.stack(betas[1:-1]) if iterations > 1 else start.new_zeros(0)
+        previous, v = v, torch.where(betas[-1] > 0, w / betas[-1], v)
+    off_diagonal = torch.stack(betas[1:])[:-1]
     return torch.diag(torch.stack(alphas)) + off_diagonal.diag(1) + off_diagonal.diag(-1)

@@ -1,0 +1,227 @@
+"""Problems of real training: the data, the two small models, and a recipe that remembers."""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW, Optimizer
+from torch.optim.lr_scheduler import CosineAnnealingLR
+
+import primum
+from primum.gram import Head
+from primum.paper import Paper
+from primum.problem import Solution
+from primum.update import Update
+
+BASE_BATCH = 128  # the paper's; its learning rates grow with the square root of the batch
+LABELS = {"cifar10": "label", "cifar100": "fine_label"}
+
+
+@dataclass(frozen=True)
+class Data:
+    """Images [N, channels, side, side] of mean 0 and deviation 1, labels [N].
+
+    Batches are drawn with fresh noise (digits) or with flips and shifts (CIFAR), so that not every
+    sample is learned by heart and something is left to harm.
+    """
+
+    name: str
+    images: Tensor
+    labels: Tensor
+    classes: int
+
+    def batches(self, size: int, count: int, generator: torch.Generator) -> Iterator[Any]:
+        """`count` pairs of images and labels; an epoch sees each sample once."""
+        order = torch.empty(0, dtype=torch.int64)
+        for _ in range(count):
+            while len(order) < size:
+                order = torch.cat([order, torch.randperm(len(self.labels), generator=generator)])
+            rows, order = order[:size], order[size:]
+            images = self.images[rows]
+            if self.name == "digits":
+                images = images + torch.randn(images.shape, generator=generator)
+            else:
+                flip = torch.rand(size, generator=generator) < 0.5
+                images = torch.where(flip.view(-1, 1, 1, 1), images.flip(-1), images)
+                down, right = torch.randint(9, (2,), generator=generator).tolist()
+                side = images.shape[-1]
+                images = F.pad(images, (4,) * 4)[..., down : down + side, right : right + side]
+            yield images, self.labels[rows]
+
+
+def digits() -> Data:
+    """1,797 handwritten digits of 8 x 8 pixels that come with scikit-learn."""
+    from sklearn.datasets import load_digits
+
+    pixels, labels = load_digits(return_X_y=True)
+    images = torch.tensor(pixels, dtype=torch.float32).view(-1, 1, 8, 8)
+    return Data("digits", _standard(images), torch.tensor(labels), 10)
+
+
+def cifar(folder: Path, name: str, most: int) -> Data:
+    """The first training images of CIFAR, from Parquet files with PNG images.
+
+    `folder` holds `train-*.parquet`, or a folder of the dataset's name that does.
+    """
+    try:
+        import pyarrow.parquet as parquet
+        from PIL import Image
+    except ImportError as error:
+        raise SystemExit(
+            f"reading {name} needs pyarrow and pillow: pip install pyarrow pillow ({error})"
+        ) from None
+    import numpy as np
+
+    files = sorted(folder.glob("train-*.parquet")) or sorted(folder.glob(f"{name}/train-*.parquet"))
+    if not files:
+        raise SystemExit(f"no train-*.parquet of {name} in {folder}; see --data-dir")
+    table = parquet.read_table(files[0], columns=["img", LABELS[name]]).slice(0, most)
+    pictures = (Image.open(io.BytesIO(row["bytes"])) for row in table["img"].to_pylist())
+    pixels = np.stack([np.asarray(picture.convert("RGB")) for picture in pictures])
+    images = torch.from_numpy(pixels).permute(0, 3, 1, 2).float()
+    labels = torch.tensor(table[LABELS[name]].to_pylist())
+    return Data(name, _standard(images), labels, 100 if name == "cifar100" else 10)
+
+
+def _standard(images: Tensor) -> Tensor:
+    return (images - images.mean()) / images.std()
+
+
+def group_norm_cnn(channels: int, side: int, classes: int) -> nn.Module:
+    """Three convolutions with group norm, 64 features into the head."""
+    body: list[nn.Module] = []
+    for number, (inputs, outputs) in enumerate([(channels, 16), (16, 32), (32, 64)]):
+        stride = 2 if side > 8 or number else 1
+        conv = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        body += [conv, nn.GroupNorm(8, outputs), nn.ReLU()]
+    return nn.Sequential(*body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, classes))
+
+
+class Transformer(nn.Module):
+    """Sixteen patches, two blocks, the mean of the tokens, normalised, into the head."""
+
+    def __init__(self, channels: int, side: int, classes: int, width: int = 64) -> None:
+        super().__init__()
+        self.patch = side // 4
+        self.embed = nn.Linear(channels * self.patch**2, width)
+        self.position = nn.Parameter(0.02 * torch.randn(16, width))
+        layer = nn.TransformerEncoderLayer(
+            width, 4, width, 0.0, "gelu", batch_first=True, norm_first=True
+        )
+        self.blocks = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """[B, channels, side, side] -> [B, classes]."""
+        patches = F.unfold(images, self.patch, stride=self.patch).transpose(1, 2)
+        tokens = self.blocks(self.embed(patches) + self.position)
+        logits: Tensor = self.head(self.norm(tokens.mean(1)))
+        return logits
+
+
+MODELS: dict[str, Callable[[int, int, int], nn.Module]] = {
+    "sgd": group_norm_cnn,
+    "adamw": Transformer,
+}
+
+
+def optimizer_of(kind: str, model: nn.Module, batch: int = BASE_BATCH) -> Optimizer:
+    """The paper's learning rates: 0.1 and 0.001 at 128, with the square root of the batch."""
+    grown = math.sqrt(batch / BASE_BATCH)
+    if kind == "sgd":
+        return SGD(model.parameters(), lr=0.1 * grown, momentum=0.9, weight_decay=1e-4)
+    return AdamW(model.parameters(), lr=1e-3 * grown, weight_decay=5e-5)
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What a recipe was given in one step, and the state of the paper's guards before it.
+
+    Shapes: head.features [B, d], update.step [d_out, d], drift [B].
+    """
+
+    number: int  # of the step, from 1
+    head: Head
+    update: Update
+    drift: Tensor
+    guards: dict[str, Any]
+
+
+class Recorder:
+    """The paper's recipe, with what it is given at some of its calls, counted from 1, kept."""
+
+    name = "recorder"
+
+    def __init__(self, at: Sequence[int]) -> None:
+        self.moments: list[Moment] = []
+        self._at = set(at)
+        self._calls = 0
+        self._inner = Paper()
+
+    def __call__(self, head: Head, update: Update, drift: Tensor) -> Solution:
+        self._calls += 1
+        if self._calls in self._at:
+            kept = copy.deepcopy((head, update, drift, self._inner.state_dict()))
+            self.moments.append(Moment(self._calls, *kept))
+        return self._inner(head, update, drift)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._inner.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._inner.load_state_dict(state)
+
+
+def evenly(count: int, steps: int) -> list[int]:
+    """`count` steps from the second to the last, the same distance apart.
+
+    The first step is left out: nothing is remembered there, so the step follows the mean gradient.
+    """
+    return sorted({round(float(n)) for n in torch.linspace(min(2, steps), steps, count)})
+
+
+def record(
+    model: nn.Module,
+    optimizer: Optimizer,
+    batches: Iterator[tuple[Tensor, Tensor]],
+    steps: int,
+    at: Sequence[int],
+) -> Iterator[list[Moment]]:
+    """Train with the paper's recipe; after each step, what has been recorded so far."""
+    recorder = Recorder(at)
+    scheduler = CosineAnnealingLR(optimizer, steps)
+    with primum.attach(model, optimizer, recipe=recorder):
+        for images, labels in batches:
+            optimizer.zero_grad()
+            F.cross_entropy(model(images), labels).backward()
+            optimizer.step()
+            scheduler.step()
+            yield recorder.moments
+
+
+def capture(
+    kind: str, data: Data, batch: int, steps: int, at: Sequence[int], seed: int
+) -> Iterator[list[Moment]]:
+    """Train this optimizer's model on `data`: small CNN for SGD, transformer for AdamW."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = MODELS[kind](data.images.shape[1], data.images.shape[-1], data.classes)
+    generator = torch.Generator().manual_seed(seed)
+    batches = data.batches(batch, steps, generator)
+    yield from record(model, optimizer_of(kind, model, batch), batches, steps, at)
+
+
+def without_folders(argv: Sequence[str] | None) -> list[str]:
+    """A command line to publish: paths by their last part."""
+    return [re.sub(r"[^=]*/", "", text) for text in (sys.argv[1:] if argv is None else argv)]

@@ -1,0 +1,89 @@
+"""How well a gain of rank r stands for the gain: is r <= 5 enough, as the paper says (Sec. 4.5)?
+
+Trains small networks with AdamW under the paper's recipe and compares, at several steps, the head's
+Gram matrices of the rank-r gain (`primum.paper.low_rank`) with the exact ones, all in float64, so
+that the rank is the only difference. Q_1 is the matrix under the gain, Q_2 under its square.
+
+    python benchmarks/gain_rank.py                     # scikit-learn's digits, about a minute
+    python benchmarks/gain_rank.py --data-dir DIR      # DIR/cifar10, DIR/cifar100: parquet files
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from _capture import Data, Transformer, cifar, digits, group_norm_cnn, optimizer_of, record
+from _common import RESULTS, describe, environment, finish, text_table, write_json
+from torch import nn
+
+from primum.gram import Head, matrix_of
+from primum.paper.low_rank import gram_matrices
+
+RANKS = (1, 2, 3, 4, 5, 8, 16)
+SHOWN = ("Q1 r=1", "Q1 r=3", "Q1 r=5", "Q1 r=8", "Q1 neg", "Q2 r=5", "Q2 r=8", "Q2 neg")
+
+
+def errors(head: Head) -> dict[str, float]:
+    """Relative Frobenius error by matrix and rank; at rank 5 also the most negative eigenvalue."""
+    x, g = head.features.double(), head.output_gradients.double()
+    gain = torch.as_tensor(head.gain).double()
+    wide = Head(x, g, gain, head.has_bias)
+    exact = [matrix_of(wide), matrix_of(Head(x, g, gain**2, head.has_bias))]
+    found = {}
+    for rank in RANKS:
+        for k, matrix in enumerate(gram_matrices(wide, rank)):
+            found[f"Q{k + 1} r={rank}"] = ((matrix - exact[k]).norm() / exact[k].norm()).item()
+            if rank == 5:
+                spectrum = torch.linalg.eigvalsh(matrix)
+                found[f"Q{k + 1} neg"] = (-spectrum[0] / spectrum[-1]).clamp_min(0).item()
+    return found
+
+
+def follow(model: nn.Module, data: Data, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Train, and measure at steps 1, 2, 5, 10, 20, 50, ... and the last."""
+    at = sorted({d * 10**k for k in range(6) for d in (1, 2, 5)} | {args.steps})
+    batches = data.batches(args.batch, args.steps, torch.Generator().manual_seed(args.seed))
+    moments = list(record(model, optimizer_of("adamw", model, args.batch), batches, args.steps, at))
+    return [{"step": moment.number} | errors(moment.head) for moment in moments[-1]]
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data-dir", type=Path, help="holds cifar10/ and cifar100/; needs pyarrow")
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=RESULTS / "gain_rank.json")
+    args = parser.parse_args(argv)
+    about, begin = environment("gain_rank.py", argv), perf_counter()
+    if args.data_dir is None:
+        sets = [(digits(), 64, "cnn"), (digits(), 64, "transformer")]
+    else:
+        ten = cifar(args.data_dir, "cifar10", 20_000)
+        hundred = cifar(args.data_dir, "cifar100", 20_000)
+        sets = [(ten, 64, "cnn"), (hundred, 64, "cnn"), (hundred, 384, "transformer")]
+    rows: list[dict[str, Any]] = []
+    for data, width, kind in sets:
+        torch.manual_seed(args.seed)
+        shape = (data.images.shape[1], data.images.shape[-1], data.classes)
+        model = group_norm_cnn(*shape) if kind == "cnn" else Transformer(*shape, width=width)
+        name = {"data": data.name, "model": kind, "head": f"{width}x{data.classes}"}
+        run = [name | row for row in follow(model, data, args)]
+        rows += run
+        print("\n" + ", ".join(name.values()) + ": error in %; neg: least over largest eigenvalue")
+        table = [[str(row["step"]), *(f"{100 * row[c]:.2f}" for c in SHOWN)] for row in run]
+        print(text_table(["step", *SHOWN], table), flush=True)
+    finish(about, perf_counter() - begin)
+    write_json(args.out, {"environment": about, "results": rows})
+    print("\n" + describe(about))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

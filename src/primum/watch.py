@@ -1,0 +1,73 @@
+"""Notice training that goes past us: a silent no-op is the worst bug a plug-in can have."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from typing import Any
+
+from torch import nn
+from torch._compile import _disable_dynamo as eager  # torch.compiler.disable, imported lazily
+from torch.optim import Optimizer
+
+PATIENCE = 2  # Once may be a restored checkpoint, or a step that only makes the optimizer's state.
+
+
+class Watch:
+    """Compares the steps of the optimizer with what is heard and seen of the head.
+
+    The optimizer steps on gradients of the head that never came by: the hook is not called, as in
+    a graph that torch.compile made before it was there. That is warned about, once. Or the head
+    moves, but not by this optimizer: `overtaken` says so. Reads only what the host has; the
+    optimizer holds a weak reference.
+    """
+
+    def __init__(self, optimizer: Optimizer, head: nn.Linear) -> None:
+        self._head = weakref.ref(head)
+        self._heard = False
+        self._unheard_steps = 0
+        self._steps = self._known_steps = 0
+        self._version = head.weight._version
+        self._foreign_moves = 0
+        me = weakref.WeakMethod(self._after_step)
+
+        @eager
+        def after_step(*_: Any) -> None:
+            method = me()
+            if method is not None:
+                method()
+
+        self._handle = optimizer.register_step_post_hook(after_step)
+
+    def remove(self) -> None:
+        self._handle.remove()
+
+    def hear(self) -> None:
+        """A gradient came by."""
+        self._heard = True
+
+    def overtaken(self, head: nn.Linear) -> bool:
+        """Whether the head has moved, time after time, without a step of the optimizer."""
+        version = head.weight._version
+        if self._steps != self._known_steps:
+            self._foreign_moves = 0
+        elif version != self._version:
+            self._foreign_moves += 1
+        self._known_steps, self._version = self._steps, version
+        return self._foreign_moves >= PATIENCE
+
+    def _after_step(self) -> None:
+        self._steps += 1
+        head = self._head()
+        if self._heard or head is None or head.weight.grad is None:
+            return
+        self._unheard_steps += 1
+        if self._unheard_steps == PATIENCE:
+            warnings.warn(
+                "primum: the optimizer steps on gradients of the head that did not come by here, "
+                "so nothing is weighed. If the model was compiled and run before attaching, call "
+                "torch.compiler.reset() once after it; if the head's weight is used without "
+                "calling the head (as in F.linear(x, head.weight)), call the head",
+                RuntimeWarning,
+                stacklevel=2,
+            )

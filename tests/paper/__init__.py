@@ -1,0 +1,1 @@
+"""Tests of `primum.paper`. The oracle of every algorithm is `transcribed.py`."""

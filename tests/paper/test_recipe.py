@@ -1,0 +1,378 @@
+"""`recipe="paper"` as a whole: over runs, through `attach`, saved and resumed, in trouble."""
+
+import copy
+import io
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD, AdamW
+
+import primum
+from paper.explicit import per_sample_gradients
+from paper.test_chambolle_pock import NoSync
+from paper.transcribed import PaperByHand
+from primum.gram import Head
+from primum.paper import Paper, PaperSettings
+from primum.paper import recipe as recipe_module
+from primum.update import Update
+
+LR = {"SGD": 0.1, "AdamW": 2e-3}
+
+# Where the paper gives each of its constants; tol it does not give.
+CONSTANTS = {
+    "radius": 0.2,  # Sec. 5.1
+    "max_extra_weight": 2.0,  # Eq. 10
+    "gain_rank": 5,  # App. B.2
+    "solver_iters": 50,  # App. D.7
+    "warm_up_iters": 10,  # App. D.5
+    "tol": 1e-4,
+    "safety": 0.5,  # App. D.7
+    "relaxation": 0.9,  # App. D.7
+    "spike_max_raise": 1.25,  # App. C.1
+    "spike_momentum": 0.98,  # App. C.1
+    "condition_max_raise": 1.25,  # App. C.2
+    "condition_momentum": 0.98,  # App. C.2
+    "exact_spectrum_up_to": 256,  # App. C.2
+}
+
+OTHER = {
+    "radius": 0.02,
+    "max_extra_weight": 0.3,
+    "gain_rank": 2,
+    "solver_iters": 23,
+    "warm_up_iters": 4,
+    "tol": 1e-2,
+    "safety": 0.8,
+    "relaxation": 0.5,
+    "spike_max_raise": 1.0,
+    "spike_momentum": 0.2,
+    "condition_max_raise": 1.0,
+    "condition_momentum": 0.2,
+    "exact_spectrum_up_to": 16,
+}
+
+
+def run_of(captured, optimizer: str, batch: int) -> list[tuple[Head, Update, torch.Tensor]]:
+    """The moments of one training run in float64, as the reducer hands them to a recipe."""
+    run = []
+    for moment in captured:
+        if (moment.optimizer, moment.batch) == (optimizer, batch):
+            m = moment.double()
+            head = Head(m.features, m.output_gradients, m.gain, has_bias=True)
+            update = Update(m.step, m.gain, LR[optimizer])
+            run.append((head, update, head.along(m.step)))
+    return run
+
+
+def test_every_constant_of_the_paper_is_a_setting():
+    assert {f.name: f.default for f in fields(PaperSettings)} == CONSTANTS
+    assert set(OTHER) == set(CONSTANTS)
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        ({"radius": -0.1}, "radius must be >= 0 and finite, got -0.1"),
+        ({"tol": float("nan")}, "tol must be >= 0"),
+        ({"safety": float("inf")}, "safety must be >= 0 and finite"),
+        ({"solver_iters": 2.5}, "solver_iters must be a whole number, got 2.5"),
+        ({"gain_rank": 0}, "gain_rank must be > 0"),
+        ({"max_extra_weight": 0.0}, "max_extra_weight"),
+        ({"condition_max_raise": 0.9}, "condition_max_raise must be >= 1, got 0.9"),
+        ({"spike_momentum": 1.5}, "spike_momentum must be <= 1, got 1.5"),
+    ],
+)
+def test_bad_settings_are_refused(bad, message):
+    with pytest.raises(ValueError, match=message):
+        PaperSettings(**bad)
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
+@pytest.mark.parametrize("batch", [32, 128, 512])
+def test_follows_the_paper_over_a_run(captured, optimizer, batch):
+    """Eq. 10 and Eq. 14 with guards, spectrum, rank-5 gain and solver; B = 512 is Lanczos.
+
+    Lanczos loses orthogonality once its largest value has converged, and then magnifies rounding,
+    in which numpy and torch differ: its smallest value, and so the condition, is not compared.
+    """
+    ours, by_hand, tolerance = Paper(), PaperByHand(), 1e-4 if batch == 512 else 1e-6
+    for head, update, drift in run_of(captured, optimizer, batch):
+        solution = ours(head, update, drift)
+        expected = by_hand.step(head, update)
+        np.testing.assert_allclose(solution.extra_weights.numpy(), expected, atol=tolerance)
+    averages = ours.state_dict()["averages"]
+    assert averages["spike"].item() == pytest.approx(by_hand.ema_dg, rel=1e-9)
+    assert ("condition_2" in averages) == (optimizer == "AdamW")
+    if batch < 512:
+        assert averages["condition"].item() == pytest.approx(by_hand.kappa_bar, rel=1e-4)
+        if optimizer == "AdamW":
+            assert averages["condition_2"].item() == pytest.approx(by_hand.kappa_bar_2, rel=1e-4)
+
+
+def eventful_run() -> list[tuple[Head, Update, torch.Tensor]]:
+    """Made up so that every setting matters: well conditioned, with a spike and with duplicates."""
+    rng = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=rng, dtype=torch.float64)
+
+    run = []
+    for i in range(8):
+        features, gradients = normal(30, 120), 0.02 * normal(30, 6) * normal(30, 1).exp()
+        features[:, -1] = 1.0
+        if i == 5:
+            features[1], gradients[1] = features[0], gradients[0]
+        gain = normal(6, 120).exp()
+        head = Head(features, gradients, gain, has_bias=True)
+        step = normal(6, 120) - gain * (gradients.t() @ features)
+        run.append((head, Update(step, gain, 1.5 if i == 3 else 0.5), head.along(step)))
+    return run
+
+
+@pytest.mark.parametrize("name", CONSTANTS)
+def test_every_setting_does_what_it_says(name):
+    """Each alone moved away from the paper's value."""
+    settings = PaperSettings(**{name: OTHER[name]})
+    ours, by_hand, default, differs = Paper(settings), PaperByHand(settings), Paper(), 0.0
+    for head, update, drift in eventful_run():
+        found = ours(head, update, drift).extra_weights
+        # Lanczos magnifies rounding, see above.
+        tolerance = 1e-5 if name == "exact_spectrum_up_to" else 1e-9
+        np.testing.assert_allclose(found.numpy(), by_hand.step(head, update), atol=tolerance)
+        differs += (found - default(head, update, drift).extra_weights).abs().sum().item()
+    assert differs > 1e-3
+
+
+def test_the_spectral_norm_is_reused(captured, monkeypatch):
+    """One spectrum for SGD, two for AdamW, and the first one's largest value goes to the solver."""
+    sizes, norms, solver = [], [], recipe_module.chambolle_pock
+    eigvalsh = torch.linalg.eigvalsh
+    monkeypatch.setattr(torch.linalg, "eigvalsh", lambda m: sizes.append(len(m)) or eigvalsh(m))
+    monkeypatch.setattr(
+        recipe_module, "chambolle_pock", lambda p, n, **k: norms.append((p, n)) or solver(p, n, **k)
+    )
+    for optimizer, expected in (("SGD", [32]), ("AdamW", [32, 32])):
+        sizes.clear()
+        Paper()(*run_of(captured, optimizer, 32)[5])
+        assert sizes == expected
+        problem, norm = norms[-1]
+        assert norm.item() == pytest.approx(np.linalg.norm(problem.gram.numpy(), 2), rel=1e-10)
+
+
+def small_model() -> nn.Sequential:
+    rng = torch.Generator().manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 4)).double()
+    for param in model.parameters():
+        nn.init.normal_(param, std=0.5, generator=rng)
+    return model
+
+
+def batches(count: int, size: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    rng = torch.Generator().manual_seed(1)
+    return [
+        (
+            torch.randn(size, 6, generator=rng, dtype=torch.float64),
+            torch.randint(4, (size,), generator=rng),
+        )
+        for _ in range(count)
+    ]
+
+
+OPTIMIZERS = {
+    "SGD": lambda params: SGD(params, lr=0.5, momentum=0.9, weight_decay=1e-3),
+    "AdamW": lambda params: AdamW(params, lr=0.02, weight_decay=0.1),
+}
+
+
+def gain_of_the_paper(optimizer, params, gradients) -> torch.Tensor | float:
+    """kappa of Eq. 12, from the optimizer's state before the step."""
+    if isinstance(optimizer, SGD):
+        return 1.0
+    columns = []
+    for param, g in zip(params, gradients, strict=True):
+        state, group = optimizer.state.get(param, {}), optimizer.param_groups[0]
+        beta1, beta2 = group["betas"]
+        t = int(state.get("step", 0)) + 1
+        v = beta2 * state.get("exp_avg_sq", torch.zeros_like(g)) + (1 - beta2) * g**2
+        kappa = (1 - beta1) / (1 - beta1**t) / ((v / (1 - beta2**t)).sqrt() + group["eps"])
+        columns.append(kappa.reshape(len(kappa), -1))
+    return torch.cat(columns, 1)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("batch", [16, 270])
+def test_attached_it_is_algorithm_1(name, batch):
+    """The oracle takes the real step of a copy, explicit gradients and the formula of kappa."""
+    model, by_hand = small_model(), PaperByHand()
+    optimizer = OPTIMIZERS[name](model.parameters())
+    reducer = primum.attach(model, optimizer, recipe="paper")
+    weighted = 0
+    for inputs, labels in batches(12 if batch == 16 else 4, batch):
+        optimizer.zero_grad()
+        plain, stepper = copy.deepcopy((model, optimizer))  # without the hook
+        nn.functional.cross_entropy(plain(inputs), labels).backward()
+        gradients = [p.grad.clone() for p in plain[-1].parameters()]
+        gain = gain_of_the_paper(stepper, list(plain[-1].parameters()), gradients)
+        rows = per_sample_gradients(plain, list(plain.parameters()), inputs, labels)
+        before = [p.detach().clone() for p in plain[-1].parameters()]
+        stepper.step()
+        moved = [p.detach() - b for p, b in zip(plain[-1].parameters(), before, strict=True)]
+        step = torch.cat([moved[0], moved[1].unsqueeze(1)], 1) / stepper.param_groups[0]["lr"]
+
+        losses = nn.functional.cross_entropy(model(inputs), labels, reduction="none")
+        losses.mean().backward()
+        found = reducer.last.extra_weights
+
+        with torch.no_grad():
+            outputs = model(inputs)
+        outputs.requires_grad_()
+        nn.functional.cross_entropy(outputs, labels).backward()
+        features = nn.functional.pad(model[:-1](inputs).detach(), (0, 1), value=1.0)
+        head = Head(features, outputs.grad, gain, has_bias=True)
+        expected = by_hand.step(head, Update(step, gain, stepper.param_groups[0]["lr"]))
+        np.testing.assert_allclose(found.numpy(), expected, atol=1e-6)
+        weighted += (found > 1e-3).sum().item()
+
+        total = torch.cat([p.grad.flatten() for p in model.parameters()])
+        torch.testing.assert_close(total, rows.t() @ (1 + found), rtol=1e-9, atol=1e-12)
+        optimizer.step()
+    assert weighted > batch / 8
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_radius_zero_is_plain_training_bit_for_bit(name):
+    ends = []
+    for attached in (False, True):
+        model = small_model()
+        optimizer = OPTIMIZERS[name](model.parameters())
+        if attached:
+            primum.attach(model, optimizer, recipe="paper", radius=0.0)
+        for inputs, labels in batches(5, 16):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(inputs), labels).backward()
+            optimizer.step()
+        ends.append([p.detach().clone() for p in model.parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*ends, strict=True))
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("batch", [16, 270])
+def test_a_resumed_run_continues_bit_for_bit(name, batch):
+    """270 samples: Lanczos draws its start from a generator that is seeded by the step."""
+
+    def train(model, optimizer, reducer, data):
+        for inputs, labels in data:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(inputs), labels).backward()
+            optimizer.step()
+        return [*(p.detach() for p in model.parameters()), reducer.last.extra_weights]
+
+    def fresh():
+        model = small_model()
+        optimizer = OPTIMIZERS[name](model.parameters())
+        return model, optimizer, primum.attach(model, optimizer, recipe="paper")
+
+    data, whole, first, second = batches(6, batch), fresh(), fresh(), fresh()
+    straight = train(*whole, data)
+    train(*first, data[:3])
+    saved = io.BytesIO()
+    torch.save([each.state_dict() for each in first], saved)
+    saved.seek(0)
+    for each, state in zip(second, torch.load(saved, weights_only=True), strict=True):
+        each.load_state_dict(state)
+    resumed = train(*second, data[3:])
+    assert all(torch.equal(one, other) for one, other in zip(straight, resumed, strict=True))
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
+def test_lr_of_zero_gives_no_extra_weights(captured, optimizer):
+    """As at the start of a warm-up; the run goes on from there."""
+    (head, update, drift), *_ = run_of(captured, optimizer, 32)
+    recipe, later = Paper(), Paper()
+    still = recipe(head, replace(update, lr=0.0), drift)
+    assert torch.equal(still.extra_weights, torch.zeros_like(drift))
+    assert torch.equal(still.drift_after, drift)
+    assert still.objective.isfinite()
+    moving = recipe(head, update, drift).extra_weights
+    torch.testing.assert_close(moving, later(head, update, drift).extra_weights)
+    assert moving.max() > 0
+
+
+@pytest.mark.parametrize("lr", [torch.tensor(0.1), torch.tensor([0.1], dtype=torch.float64)])
+def test_lr_may_be_a_tensor(captured, lr):
+    head, update, drift = run_of(captured, "SGD", 32)[3]
+    expected = Paper()(head, replace(update, lr=0.1), drift).extra_weights
+    found = Paper()(head, replace(update, lr=lr), drift).extra_weights
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)  # 0.1 in float32
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
+def test_a_step_that_is_not_finite_leaves_no_trace(captured, optimizer, value):
+    """First, in the middle: as if it had not happened, but for its report."""
+    steps = run_of(captured, optimizer, 32)
+    expected, found = Paper(), Paper()
+    head, update, _ = steps[0]
+    broken = replace(head, features=head.features.clone())
+    broken.features[3, 2] = value
+    for i, step in enumerate(steps[:3]):
+        if i in (0, 2):
+            trouble = found(broken, update, broken.along(update.step))
+            assert trouble.objective.isnan()
+            assert torch.equal(trouble.extra_weights, torch.zeros(32, dtype=torch.float64))
+        assert torch.equal(found(*step).extra_weights, expected(*step).extra_weights)
+    assert found.state_dict()["averages"] == expected.state_dict()["averages"]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_poisoned_batch_falls_back_to_plain_gradients(name):
+    model = small_model()
+    optimizer = OPTIMIZERS[name](model.parameters())
+    reducer = primum.attach(model, optimizer, recipe="paper")
+    inputs, labels = batches(1, 16)[0]
+    inputs[0] = torch.nan
+    with pytest.warns(RuntimeWarning, match="not finite"):
+        nn.functional.cross_entropy(model(inputs), labels).backward()
+    assert reducer.last.fallbacks == 1
+    assert torch.equal(reducer.last.extra_weights, torch.zeros(16, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("gain", [1.0, torch.ones(3, 5)])
+def test_gradients_of_zero_are_no_trouble(gain):
+    head = Head(torch.ones(4, 5), torch.zeros(4, 3), gain, has_bias=True)
+    solution = Paper()(head, Update(torch.zeros(3, 5), gain, 0.1), torch.zeros(4))
+    assert torch.equal(solution.extra_weights, torch.zeros(4))
+    assert solution.objective == 0
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
+@pytest.mark.parametrize("batch", [32, 512])
+def test_leaves_the_global_generator_alone_and_waits_for_nothing(captured, optimizer, batch):
+    """On the CPU; on a device eigvalsh and svd themselves report to the host."""
+    steps, recipe = run_of(captured, optimizer, batch)[:2], Paper()
+    before = torch.get_rng_state()
+    for step in steps:
+        with NoSync():
+            recipe(*step)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_observe_leaves_the_gradients_alone():
+    model, (inputs, labels) = small_model(), batches(1, 16)[0]
+    optimizer = OPTIMIZERS["SGD"](model.parameters())
+    plain = copy.deepcopy(model)
+    primum.observe(model, optimizer, recipe="paper")
+    for each in (plain, model):
+        nn.functional.cross_entropy(each(inputs), labels).backward()
+    pairs = zip(plain.parameters(), model.parameters(), strict=True)
+    assert all(torch.equal(one.grad, other.grad) for one, other in pairs)
+
+
+def test_attach_passes_its_two_settings_on():
+    model = small_model()
+    optimizer = OPTIMIZERS["SGD"](model.parameters())
+    reducer = primum.attach(model, optimizer, recipe="paper", radius=0.3, max_extra_weight=1.0)
+    assert reducer._recipe.settings == PaperSettings(radius=0.3, max_extra_weight=1.0)

@@ -1,0 +1,94 @@
+"""The benchmarks run, measure what they say and leave whole files behind."""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+
+
+@pytest.fixture
+def load(monkeypatch):
+    """Import a benchmark as its own directory sees it, as `python benchmarks/...` would."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+
+    def load(name: str) -> ModuleType:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        return importlib.import_module(name)
+
+    yield load
+    sys.modules.pop("_common", None)
+
+
+def test_overhead(load, tmp_path, capsys):
+    threads = torch.get_num_threads()
+    out = tmp_path / "new" / "overhead.json"
+    sizes = ["--heads", "8x3", "--batches", "4", "--seconds", "2", "--repeats", "3"]
+    assert load("overhead").main([*sizes, "--out", str(out)]) == 0
+    content = json.loads(out.read_text())
+    assert [p.name for p in sorted(out.parent.iterdir())] == ["overhead.json", "overhead.md"]
+    assert len(content["results"]) + len(content["skipped"]) == 4
+    assert content["results"]
+    for result in content["results"]:
+        assert result["route"] in ("dense", "matrix-free")
+        assert result["ratio_low"] <= result["ratio"] <= result["ratio_high"]
+        assert result["attached_peak_bytes"] >= result["plain_peak_bytes"] > 0
+        # The hooks of the stopwatch still enclose primum's, whose solver runs for longer than this.
+        assert 0.1 < result["stopwatch_ms"] < result["attached_ms"]
+    assert {"torch", "cpu", "threads", "command", "date"} <= content["environment"].keys()
+    assert str(Path.home()) not in json.dumps(content["environment"] | {"command": ""})
+    assert "stopwatch ms" in capsys.readouterr().out
+    assert torch.get_num_threads() == threads
+
+
+def test_peak_memory_counts_what_is_held_at_once(load):
+    entries = 1 << 16
+
+    def run() -> None:
+        first = torch.zeros(entries)
+        del first
+        kept = [torch.zeros(entries), torch.zeros(entries)]
+        kept.clear()
+
+    assert load("overhead").peak_memory(run) == 2 * 4 * entries
+
+
+def test_routes(load, tmp_path, capsys):
+    out = tmp_path / "routes.json"
+    sizes = ["--batches", "8", "64", "--inputs", "8", "--outputs", "3", "--positions", "2"]
+    routes = load("routes")
+    assert routes.main([*sizes, "--seconds", "3", "--repeats", "2", "--out", str(out)]) == 0
+    content = json.loads(out.read_text())
+    assert out.with_suffix(".md").exists()
+    assert len(content["results"]) == 6  # two batches and two gains, and a sequence for each gain
+    assert content["summary"]["all"]["mean"] >= 1
+    assert content["summary"]["all"]["fitted_mean"] <= content["summary"]["all"]["mean"] + 1e-3
+    assert "Regret" in capsys.readouterr().out
+
+
+def test_routes_counts_the_products_of_the_solver(load):
+    class Counting:
+        diagonal = torch.ones(4)
+        count = 0
+
+        def __matmul__(self, vector: torch.Tensor) -> torch.Tensor:
+            self.count += 1
+            return vector
+
+    from primum import Problem, solve
+
+    gram = Counting()
+    solve(Problem(gram, torch.ones(4), torch.tensor(0.2)))
+    assert gram.count == load("routes").PRODUCTS
+
+
+@pytest.mark.parametrize("name", ["overhead", "routes"])
+def test_bad_sizes_are_refused(load, name, capsys):
+    with pytest.raises(SystemExit):
+        load(name).main(["--batches", "0"])
+    assert "above 0" in capsys.readouterr().err

@@ -1,0 +1,358 @@
+"""What comes by at the head, in graphs that torch.compile makes too."""
+
+import copy
+import gc
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn, optim
+
+import primum
+from loops import ADAMW, SGD, assert_close, batch, gradients, make, report_of, train
+from primum.capture import Listener, Pass
+
+
+@pytest.fixture
+def head() -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(6, 4)
+
+
+def heard(head: nn.Linear) -> list[tuple[Tensor, Tensor]]:
+    """The calls of a head, as a Listener hears them."""
+    calls: list[tuple[Tensor, Tensor]] = []
+    Listener(head, lambda module, features, output: calls.append((features, output)))
+    return calls
+
+
+class TestListener:
+    def test_hears_input_and_output(self, head: nn.Linear) -> None:
+        calls = heard(head)
+        inputs = torch.randn(3, 6)
+        output = head(inputs)
+        assert len(calls) == 1
+        assert calls[0][0] is inputs
+        assert calls[0][1] is output
+        head(input=inputs)
+        assert calls[1][0] is inputs
+
+    def test_deaf_where_no_gradient_can_come_back(self, head: nn.Linear) -> None:
+        calls = heard(head)
+        inputs = torch.randn(3, 6)
+        with torch.no_grad():
+            head(inputs)
+        with torch.inference_mode():
+            head(inputs)
+        head.requires_grad_(False)
+        head(inputs)
+        assert not calls
+        head(inputs.requires_grad_())  # a frozen head passes gradients on
+        assert len(calls) == 1
+
+    def test_sees_what_earlier_hooks_make_of_the_input(self, head: nn.Linear) -> None:
+        calls = heard(head)
+        head.register_forward_pre_hook(lambda _, args: (2 * args[0],))
+        inputs = torch.randn(3, 6)
+        head(inputs)
+        assert torch.equal(calls[0][0], 2 * inputs)
+
+    def test_sees_the_output_before_other_hooks(self, head: nn.Linear) -> None:
+        head.register_forward_hook(lambda _, args, output: 2 * output)
+        calls = heard(head)
+        inputs = torch.randn(3, 6)
+        output = head(inputs)
+        assert torch.equal(2 * calls[0][1], output)
+
+    def test_a_second_one_is_refused(self, head: nn.Linear) -> None:
+        heard(head)
+        with pytest.raises(ValueError, match=r"attached already; call its \.remove\(\) first"):
+            heard(head)
+        assert len(head._forward_hooks) == 1
+
+    def test_removed(self, head: nn.Linear) -> None:
+        calls: list[Any] = []
+        listener = Listener(head, lambda *args: calls.append(args))
+        listener.remove()
+        assert not head._forward_hooks
+        head(torch.randn(3, 6))
+        output = head(torch.randn(3, 6))
+        listener(head, (torch.randn(3, 6),), {}, output)  # as a compiled graph might go on to do
+        assert not calls
+        heard(head)  # free again
+
+    def test_copies_are_inert_and_can_be_attached_to(self, head: nn.Linear) -> None:
+        calls = heard(head)
+        copied = copy.deepcopy(head)
+        assert copied(torch.randn(3, 6)).shape == (3, 4)
+        assert not calls
+        assert len(heard(copied)) == 0
+
+
+class TestPass:
+    def test_finds_the_calls_behind_losses(self, head: nn.Linear) -> None:
+        key, other = object(), object()
+        x, y = torch.randn(3, 6), torch.randn(3, 6)
+        outputs = [head(x), head(y)]
+        first, second = (Pass(key, head, f, o) for f, o in zip((x, y), outputs, strict=True))
+        assert list(Pass.behind(outputs[0].sum(1), key)) == [first]
+        assert list(Pass.behind(outputs[1].exp().sum(1), key)) == [second]
+        assert set(Pass.behind((outputs[0] * outputs[1]).sum(1), key)) == {first, second}
+        assert not Pass.behind(outputs[0].sum(1), other)
+        assert not Pass.behind((x * head.weight[0]).sum(1), key)
+
+    def test_the_edge_gives_the_gradient(self, head: nn.Linear) -> None:
+        key = object()
+        x = torch.randn(3, 6)
+        output = head(x)
+        waiting = Pass(key, head, x, output)
+        losses = (output.clone() * torch.arange(4.0)).sum(1)
+        del output  # nobody needs to keep it
+        edge = Pass.behind(losses, key)[waiting]
+        (gradient,) = torch.autograd.grad(losses.sum(), (edge,))
+        assert torch.equal(gradient, torch.arange(4.0).expand(3, 4))
+
+    def test_survives_changes_in_place(self, head: nn.Linear) -> None:
+        key = object()
+        x = torch.randn(3, 6)
+        output = head(x)
+        waiting = Pass(key, head, x, output)
+        losses = output.mul_(3).sum(1)
+        (gradient,) = torch.autograd.grad(losses.sum(), (Pass.behind(losses, key)[waiting],))
+        assert torch.equal(gradient, torch.full((3, 4), 3.0))
+
+    def test_belongs_to_the_graph(self, head: nn.Linear) -> None:
+        gc.collect()
+        gc.disable()
+        try:
+            key = object()
+            x = torch.randn(3, 6)
+            output = head(x)
+            waiting = weakref.ref(Pass(key, head, x, output))
+            losses = output.sum(1)
+            del output
+            assert waiting() is not None
+            del losses
+            assert waiting() is None
+        finally:
+            gc.enable()
+
+    def test_releases_its_input(self, head: nn.Linear) -> None:
+        x = torch.randn(3, 6)
+        waiting = Pass(object(), head, x, head(x))
+        waiting.release()
+        assert waiting.features() is x
+        del x
+        with pytest.raises(RuntimeError, match="the head's input is gone"):
+            waiting.features()
+
+    @pytest.mark.parametrize("shape", [(6,), (3, 6), (3, 2, 6), (3, 2, 2, 6)])
+    @pytest.mark.parametrize("bias", [True, False])
+    @pytest.mark.parametrize("autocast", [True, False])
+    @pytest.mark.parametrize("trained", [True, False])
+    def test_knows_whether_the_head_is_trained(
+        self, shape: tuple[int, ...], bias: bool, autocast: bool, trained: bool
+    ) -> None:
+        below, head = nn.Linear(6, 6), nn.Linear(6, 4, bias=bias)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            features = below(torch.randn(shape))
+            output = head(features)
+        waiting = Pass(object(), head, features, output)
+        assert waiting._accumulator is not None
+        answers: list[bool] = []
+        output.register_hook(lambda _: answers.append(waiting.trains_head()))
+        wanted = [head.weight] if trained else [below.weight]
+        output.float().sum().backward(inputs=wanted)
+        assert answers == [trained]
+
+
+@pytest.fixture
+def _fresh_compiler() -> Iterator[None]:
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+BACKENDS = pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+
+
+# torch.compile asks every tensor for its gradient, and hides that warning by hand.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+@pytest.mark.usefixtures("_fresh_compiler")
+class TestCompile:
+    """A graph break is acceptable, a silent no-op is not."""
+
+    def check(
+        self,
+        model: nn.Sequential,
+        compiled: Callable[[Tensor], Tensor],
+        reducer: primum.Reducer,
+    ) -> None:
+        """The gradients of the compiled model are weighed: those of the weighted loss on a copy."""
+        inputs, labels = batch(0, 24, dtype=torch.float32)
+        twin = copy.deepcopy(model)
+        model.zero_grad()
+        F.cross_entropy(compiled(inputs), labels).backward()
+        w = report_of(reducer).extra_weights
+        assert w.max() > 0.01
+        ((1 + w) * F.cross_entropy(twin(inputs), labels, reduction="none")).mean().backward()
+        assert_close(gradients(model), gradients(twin), 2e-5)
+        assert report_of(reducer).fallbacks == 0
+
+    @BACKENDS
+    @pytest.mark.parametrize("attach_to", ["model", "compiled"])
+    def test_attached_before_it_runs(self, backend: str, attach_to: str) -> None:
+        model, optimizer = make(dtype=torch.float32)
+        compiled = torch.compile(model, backend=backend)
+        reducer = primum.attach({"model": model, "compiled": compiled}[attach_to], optimizer)
+        self.check(model, compiled, reducer)
+
+    @BACKENDS
+    def test_compiled_after_attaching(self, backend: str) -> None:
+        model, optimizer = make(dtype=torch.float32)
+        reducer = primum.attach(model, optimizer)
+        compiled = torch.compile(model, backend=backend)
+        self.check(model, compiled, reducer)
+        twin = copy.deepcopy(model)
+        reducer.remove()  # and it is plain again
+        inputs, labels = batch(1, 24, dtype=torch.float32)
+        for net, forward in ((model, compiled), (twin, twin)):
+            net.zero_grad()
+            F.cross_entropy(forward(inputs), labels).backward()
+        assert_close(gradients(model), gradients(twin), 1e-6)
+        assert reducer.last is None
+
+    def test_attached_too_late_is_said_and_can_be_mended(self) -> None:
+        """Compiled graphs are not made anew because a hook has come: nothing would be weighed."""
+        model, optimizer = make(dtype=torch.float32)
+        compiled = torch.compile(model, backend="aot_eager")
+        train(compiled, optimizer, 1)
+        reducer = primum.attach(compiled, optimizer)
+        train(compiled, optimizer, 1)
+        assert reducer.last is None
+        with pytest.warns(RuntimeWarning, match=r"nothing is weighed.*torch\.compiler\.reset"):
+            train(compiled, optimizer, 1)
+        train(compiled, optimizer, 1)  # said once
+        torch.compiler.reset()
+        self.check(model, compiled, reducer)
+
+    @BACKENDS
+    def test_compiled_in_place(self, backend: str) -> None:
+        model, optimizer = make(dtype=torch.float32)
+        reducer = primum.attach(model, optimizer)
+        twin = copy.deepcopy(model)
+        model.compile(backend=backend)
+        inputs, labels = batch(0, 24, dtype=torch.float32)
+        F.cross_entropy(model(inputs), labels).backward()
+        w = report_of(reducer).extra_weights
+        assert w.max() > 0.01
+        ((1 + w) * F.cross_entropy(twin(inputs), labels, reduction="none")).mean().backward()
+        assert_close(gradients(model), gradients(twin), 2e-5)
+
+    @BACKENDS
+    def test_compiled_loss(self, backend: str) -> None:
+        model, optimizer = make(dtype=torch.float32)
+        reducer = primum.attach(model, optimizer)
+
+        @torch.compile(backend=backend)
+        def losses_of(inputs: Tensor, labels: Tensor) -> Tensor:
+            return F.cross_entropy(model(inputs), labels, reduction="none")
+
+        inputs, labels = batch(0, 24, dtype=torch.float32)
+        twin = copy.deepcopy(model)
+        reducer(losses_of(inputs, labels)).backward()  # the explicit form, too
+        w = report_of(reducer).extra_weights
+        assert w.max() > 0.01
+        ((1 + w) * F.cross_entropy(twin(inputs), labels, reduction="none")).mean().backward()
+        assert_close(gradients(model), gradients(twin), 2e-5)
+
+    @pytest.mark.parametrize(
+        ("backend", "kind", "options"),
+        [("eager", optim.SGD, SGD), ("aot_eager", optim.AdamW, ADAMW)],
+    )
+    def test_compiled_step(self, backend: str, kind: Any, options: Any) -> None:
+        """Forward, backward and optimizer in one compiled function."""
+        (one, fast), (two, slow) = (make(kind, options, dtype=torch.float32) for _ in range(2))
+        reducers = [primum.attach(one, fast), primum.attach(two, slow)]
+
+        @torch.compile(backend=backend)
+        def step(inputs: Tensor, labels: Tensor) -> None:
+            fast.zero_grad()
+            F.cross_entropy(one(inputs), labels).backward()
+            fast.step()
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # torch's own, about its profiler
+            for number in range(3):
+                step(*batch(number, 24, dtype=torch.float32))
+                train(two, slow, 1, first=number)
+                a, b = (report_of(each).extra_weights for each in reducers)
+                assert b.max() > 0.01
+                torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+        assert report_of(reducers[0]).fallbacks == 0
+
+    def test_no_graph_break_in_evaluation(self) -> None:
+        model, optimizer = make(dtype=torch.float32)
+        primum.attach(model, optimizer)
+        compiled = torch.compile(model, backend="eager", fullgraph=True)
+        inputs, _ = batch(0, 24, dtype=torch.float32)
+        with torch.no_grad():
+            torch.testing.assert_close(compiled(inputs), model(inputs))
+
+    def test_whole_graphs_in_training_are_refused_by_torch(self) -> None:
+        model, optimizer = make(dtype=torch.float32)
+        primum.attach(model, optimizer)
+        compiled = torch.compile(model, backend="eager", fullgraph=True)
+        with pytest.raises(torch._dynamo.exc.Unsupported, match="_hear"):
+            compiled(batch(0, 24, dtype=torch.float32)[0])
+
+    def test_export(self) -> None:
+        model, optimizer = make(dtype=torch.float32)
+        primum.attach(model, optimizer)
+        inputs, _ = batch(0, 24, dtype=torch.float32)
+        program = torch.export.export(model.eval(), (inputs,))
+        torch.testing.assert_close(program.module()(inputs), model(inputs))
+
+    def test_an_inert_copy_compiles_whole(self) -> None:
+        model, optimizer = make(dtype=torch.float32)
+        primum.attach(model, optimizer)
+        copied = copy.deepcopy(model)
+        inputs, labels = batch(0, 24, dtype=torch.float32)
+        compiled = torch.compile(copied, backend="eager", fullgraph=True)
+        F.cross_entropy(compiled(inputs), labels).backward()
+        assert copied[2].weight.grad is not None
+
+    def test_compiled_autograd(self) -> None:
+        model, optimizer = make(dtype=torch.float32)
+        reducer = primum.attach(model, optimizer)
+
+        @torch.compile(backend="aot_eager")
+        def step(inputs: Tensor, labels: Tensor) -> None:
+            F.cross_entropy(model(inputs), labels).backward()
+
+        inputs, labels = batch(0, 24, dtype=torch.float32)
+        twin = copy.deepcopy(model)
+        with torch._dynamo.config.patch(compiled_autograd=True):
+            step(inputs, labels)
+        w = report_of(reducer).extra_weights
+        assert w.max() > 0.01
+        ((1 + w) * F.cross_entropy(twin(inputs), labels, reduction="none")).mean().backward()
+        assert_close(gradients(model), gradients(twin), 2e-5)
+
+
+def test_optimizer_is_not_kept_alive_by_the_graph_after_removal() -> None:
+    model, optimizer = make()
+    reducer = primum.attach(model, optimizer)
+    inputs, labels = batch(0, 24)
+    loss = F.cross_entropy(model(inputs), labels)
+    loss.backward()
+    ref = weakref.ref(optimizer)
+    reducer.remove()
+    del optimizer, reducer, loss
+    gc.collect()
+    assert ref() is None
+    assert isinstance(optim.SGD(model.parameters()), optim.SGD)

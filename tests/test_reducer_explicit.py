@@ -1,0 +1,208 @@
+"""The explicit form, `loss = reducer(losses)`."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import primum
+from loops import BOTH, SGD, Widen, assert_close, batch, gradients, make, make_like, report_of
+
+
+class TestExplicitForm:
+    @BOTH
+    @pytest.mark.parametrize("shape", [(24,), (6, 5), (1,)])
+    def test_same_as_the_hook(self, kind: Any, options: Any, shape: tuple[int, ...]) -> None:
+        hooked, explicit = make(kind, options), make(kind, options)
+        one, other = primum.attach(*hooked), primum.attach(*explicit)
+        for number in range(5):
+            inputs, labels = batch(number, *shape)
+            for model, optimizer in (hooked, explicit):
+                optimizer.zero_grad()
+                output = model(inputs).movedim(-1, 1)
+                losses = F.cross_entropy(output, labels, reduction="none")
+                losses = losses.view(shape[0], -1).mean(1)
+                if model is explicit[0]:
+                    loss = other(losses)
+                    w = report_of(other).extra_weights
+                    assert loss.dim() == 0
+                    torch.testing.assert_close(loss, ((1 + w) * losses).mean())
+                    loss.backward()
+                    assert report_of(other).extra_weights is w  # not solved a second time
+                else:
+                    losses.mean().backward()
+            torch.testing.assert_close(report_of(one).extra_weights, w)
+            assert_close(gradients(explicit[0]), gradients(hooked[0]), 1e-12)
+            hooked[1].step()
+            explicit[1].step()
+        assert report_of(other).fallbacks == 0
+        if shape != (1,):
+            assert w.max() > 0.01
+
+    def test_the_hook_weighs_the_next_pass_again(self) -> None:
+        model, optimizer = make()
+        reducer = primum.attach(model, optimizer)
+        inputs, labels = batch(0, 24)
+        reducer(F.cross_entropy(model(inputs), labels, reduction="none")).backward()
+        first = report_of(reducer)
+        F.cross_entropy(model(inputs), labels).backward()
+        assert reducer.last is not first
+
+    def test_twice_on_the_same_pass(self) -> None:
+        model, optimizer = make()
+        reducer = primum.attach(model, optimizer)
+        inputs, labels = batch(0, 24)
+        losses = F.cross_entropy(model(inputs), labels, reduction="none")
+        first, report = reducer(losses), reducer.last
+        assert torch.equal(first, reducer(losses))
+        assert torch.equal(2 * first, reducer(2 * losses))
+        assert reducer.last is report
+        assert first > losses.mean()
+
+    def test_two_passes_each_with_its_own_losses(self) -> None:
+        """Both forward passes come first; each call finds its own, in any order."""
+        model, optimizer = make()
+        reducer = primum.attach(model, optimizer)
+        batches = [batch(0, 24), batch(1, 10)]
+        losses = [F.cross_entropy(model(x), y, reduction="none") for x, y in batches]
+        one = reducer(losses[0])
+        w = report_of(reducer).extra_weights
+        assert w.shape == (24,)
+        torch.testing.assert_close(one, ((1 + w) * losses[0]).mean())
+        two = reducer(losses[1])
+        v = report_of(reducer).extra_weights
+        assert v.shape == (10,)
+        (one + two).backward()
+        twin, _ = make()
+        (a, b), (c, d) = batches
+        weighted = ((1 + w) * F.cross_entropy(twin(a), b, reduction="none")).mean()
+        (weighted + ((1 + v) * F.cross_entropy(twin(c), d, reduction="none")).mean()).backward()
+        assert_close(gradients(model), gradients(twin), 1e-12)
+
+    def test_losses_from_two_views_of_the_same_samples(self) -> None:
+        """R-Drop and its kin: a sample's gradient is the sum over both calls of the head."""
+        model, optimizer = make()
+        reducer = primum.attach(model, optimizer)
+        (inputs, labels), (noise, _) = batch(0, 24), batch(1, 24)
+
+        def losses_of(net: nn.Module) -> Tensor:
+            one = F.cross_entropy(net(inputs), labels, reduction="none")
+            return one + F.cross_entropy(net(inputs + noise), labels, reduction="none")
+
+        twin, stepper = make_like(model, optimizer)
+        rows = []
+        for loss in losses_of(twin) / 24:
+            grads = torch.autograd.grad(loss, list(twin[2].parameters()), retain_graph=True)
+            rows.append(torch.cat([each.flatten() for each in grads]))
+        before = torch.cat([p.detach().flatten() for p in twin[2].parameters()])
+        losses_of(twin).mean().backward()
+        stepper.step()
+        after = torch.cat([p.detach().flatten() for p in twin[2].parameters()])
+        drift = torch.stack(rows) @ (after - before) / SGD["lr"]
+
+        reducer(losses_of(model)).backward()
+        report = report_of(reducer)
+        torch.testing.assert_close(report.drift, drift, rtol=1e-8, atol=1e-10)
+        twin, _ = make()
+        ((1 + report.extra_weights) * losses_of(twin)).mean().backward()
+        assert_close(gradients(model), gradients(twin), 1e-12)
+        assert report.extra_weights.max() > 0.01
+
+    def test_without_a_batch_dimension(self) -> None:
+        model, optimizer = make()
+        reducer = primum.attach(model, optimizer)
+        inputs, labels = batch(0, 1)
+        losses = F.cross_entropy(model(inputs[0]), labels[0], reduction="none").unsqueeze(0)
+        reducer(losses).backward()
+        assert report_of(reducer).extra_weights.shape == (1,)
+        assert report_of(reducer).fallbacks == 0
+
+    @pytest.mark.parametrize("shape", [(), (4, 2), (1, 1)])
+    def test_needs_one_loss_per_sample(self, shape: tuple[int, ...]) -> None:
+        reducer = primum.attach(*make())
+        with pytest.raises(ValueError, match=r"shape \[B\], got .*reduction=\"none\""):
+            reducer(torch.ones(shape))
+
+    def test_number_of_losses_must_match(self) -> None:
+        model, optimizer = make()
+        reducer = primum.attach(model, optimizer)
+        inputs, labels = batch(0, 24)
+        losses = F.cross_entropy(model(inputs), labels, reduction="none")
+        with pytest.raises(ValueError, match="the head saw 24 samples, but there are 12 losses"):
+            reducer(losses.view(12, 2).mean(1))
+        losses.mean().backward()  # the hook still does its work
+        assert report_of(reducer).applied
+
+    def test_losses_must_come_from_the_head(self) -> None:
+        model, optimizer = make()
+        reducer = primum.attach(model, optimizer)
+        inputs, _ = batch(0, 24)
+        model(inputs)
+        with pytest.raises(ValueError, match="do not depend on the head's output"):
+            reducer(model[0](inputs).mean(1))
+
+    def test_losses_of_a_pass_before_attaching(self) -> None:
+        model, optimizer = make()
+        inputs, labels = batch(0, 24)
+        losses = F.cross_entropy(model(inputs), labels, reduction="none")
+        reducer = primum.attach(model, optimizer)
+        with pytest.raises(ValueError, match="after attaching"):
+            reducer(losses)
+
+    def test_is_the_plain_mean_where_nothing_is_to_be_weighed(self) -> None:
+        model, optimizer = make()
+        reducer = primum.attach(model, optimizer)
+        inputs, labels = batch(0, 24)
+        with torch.no_grad():
+            losses = F.cross_entropy(model(inputs), labels, reduction="none")
+            assert torch.equal(reducer(losses), losses.mean())
+        losses = F.cross_entropy(model(inputs), labels, reduction="none")
+        with torch.no_grad():
+            assert torch.equal(reducer(losses), losses.mean())
+        reducer.enabled = False
+        assert torch.equal(reducer(losses), losses.mean())
+        reducer.enabled = True
+        reducer.remove()
+        assert torch.equal(reducer(losses), losses.mean())
+        assert reducer.last is None
+
+    def test_eval_mode_is_plain_and_said(self) -> None:
+        model, optimizer = make()
+        reducer = primum.attach(model, optimizer)
+        model.eval()
+        inputs, labels = batch(0, 24)
+        losses = F.cross_entropy(model(inputs), labels, reduction="none")
+        with pytest.warns(RuntimeWarning, match=r"eval mode; call model\.train\(\)"):
+            loss = reducer(losses)
+        assert torch.equal(loss, losses.mean())
+        loss.backward()
+        assert report_of(reducer).fallbacks == 1
+
+    def test_observe_measures_and_returns_the_mean(self) -> None:
+        model, optimizer = make()
+        watcher = primum.observe(model, optimizer)
+        inputs, labels = batch(0, 24)
+        losses = F.cross_entropy(model(inputs), labels, reduction="none")
+        assert torch.equal(watcher(losses), losses.mean())
+        report = report_of(watcher)
+        assert report.extra_weights.max() > 0.01
+        losses.mean().backward()
+        assert watcher.last is report  # measured once
+        twin, _ = make()
+        F.cross_entropy(twin(inputs), labels, reduction="none").mean().backward()
+        for one, other in zip(gradients(model), gradients(twin), strict=True):
+            assert torch.equal(one, other)
+
+    def test_under_autocast(self) -> None:
+        """The head's input is used in a cast copy there: nothing but us keeps it."""
+        model, optimizer = make(dtype=torch.float32)
+        model.insert(2, Widen())
+        reducer = primum.attach(model, optimizer)
+        inputs, labels = batch(0, 24, dtype=torch.float32)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            losses = F.cross_entropy(model(inputs), labels, reduction="none")
+        reducer(losses).backward()
+        assert report_of(reducer).fallbacks == 0
+        assert report_of(reducer).extra_weights.max() > 0.01

@@ -1,0 +1,272 @@
+"""Trouble in a step: plain gradients bit for bit, counted, warned about once; training goes on."""
+
+import copy
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn, optim
+
+import primum
+from loops import BOTH, SGD, batch, gradients, make, report_of, train
+
+
+class Broken(RuntimeError):
+    pass
+
+
+class TestTrouble:
+    """Plain gradients bit for bit, counted, warned about once; and training goes on."""
+
+    def plain(self, model: nn.Module, loss: Callable[[nn.Module], Tensor]) -> list[Tensor]:
+        twin = copy.deepcopy(model)
+        twin.zero_grad()
+        loss(twin).backward()
+        return gradients(twin)
+
+    def assert_equal(self, found: list[Tensor], expected: list[Tensor]) -> None:
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+
+    @BOTH
+    @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+    @pytest.mark.parametrize("where", ["gradient", "features"])
+    def test_values_that_are_not_finite(
+        self, kind: Any, options: Any, value: float, where: str
+    ) -> None:
+        model, optimizer = make(kind, options, dtype=torch.float32)
+        reducer = primum.attach(model, optimizer)
+        inputs, targets = batch(0, 24, dtype=torch.float32)[0], torch.randn(24, 4)
+
+        def loss(net: nn.Module) -> Tensor:
+            features = net[1](net[0](inputs))
+            scale = torch.ones(24, 1)
+            scale[5] = value
+            if where == "features":
+                return (net[2](features * scale) * targets).mean()
+            return (net[2](features) * targets * scale).mean()
+
+        expected = self.plain(model, loss)
+        with pytest.warns(RuntimeWarning, match="plain gradients in a step: its values") as caught:
+            loss(model).backward()
+        assert len(caught) == 1
+        self.assert_equal(gradients(model), expected)
+        report = report_of(reducer)
+        assert report.fallbacks == 1
+        assert torch.equal(report.extra_weights, torch.zeros(24))
+        optimizer.zero_grad()
+        loss(model).backward()  # a second warning would be an error here
+        assert report_of(reducer).fallbacks == 2
+        optimizer.zero_grad()
+        train(model, optimizer, 2)
+        assert report_of(reducer).fallbacks == 2
+        assert report_of(reducer).extra_weights.max() > 0.01
+
+    @BOTH
+    def test_values_whose_squares_are_not_finite(self, kind: Any, options: Any) -> None:
+        """Counted or not, the weights stay within bounds."""
+        model, optimizer = make(kind, options, dtype=torch.float32)
+        reducer = primum.attach(model, optimizer)
+        inputs, targets = batch(0, 24, dtype=torch.float32)[0], torch.randn(24, 4)
+        targets[5] *= 1e35
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            (model(inputs) * targets).mean().backward()
+        w = report_of(reducer).extra_weights
+        assert ((w >= 0) & (w <= 2)).all()
+        assert all(g.isfinite().all() for g in gradients(model))
+
+    def test_an_error_of_ours(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        model, optimizer = make()
+        reducer = primum.attach(model, optimizer)
+
+        def broken(*_: Any) -> None:
+            raise Broken("no luck today")
+
+        inputs, labels = batch(0, 24)
+        expected = self.plain(model, lambda net: F.cross_entropy(net(inputs), labels))
+        with monkeypatch.context() as patch:
+            patch.setattr("primum.recipe.solve", broken)
+            with pytest.warns(RuntimeWarning, match="Broken: no luck today") as caught:
+                F.cross_entropy(model(inputs), labels).backward()
+            assert len(caught) == 1
+            self.assert_equal(gradients(model), expected)
+            report = report_of(reducer)
+            assert (report.fallbacks, report.applied) == (1, False)
+            assert report.reason == "Broken: no luck today"
+            assert torch.equal(report.extra_weights, torch.zeros(24))
+            assert report.harm_before.isnan()
+            train(model, optimizer, 2)
+            losses = F.cross_entropy(model(inputs), labels, reduction="none")
+            assert torch.equal(reducer(losses), losses.mean())
+        assert report_of(reducer).fallbacks == 4
+        train(model, optimizer, 1)  # goes on, and without a word
+        report = report_of(reducer)
+        assert report.applied
+        assert report.extra_weights.max() > 0.01
+        assert report.fallbacks == 4
+
+    def test_different_troubles_are_warned_about_separately(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        model, optimizer = make()
+        primum.attach(model, optimizer)
+        monkeypatch.setattr("primum.recipe.solve", None)
+        with pytest.warns(RuntimeWarning, match="TypeError"):
+            train(model, optimizer, 2)
+        monkeypatch.undo()
+        inputs, labels = batch(0, 24)
+        with pytest.warns(RuntimeWarning, match="not finite"):
+            F.cross_entropy(model(inputs * float("nan")), labels).backward()
+
+    def test_all_zero_gradient(self) -> None:
+        model, optimizer = make()
+        reducer = primum.attach(model, optimizer)
+        inputs, _ = batch(0, 24)
+        (0 * model(inputs)).sum().backward()
+        report = report_of(reducer)
+        assert torch.equal(report.extra_weights, torch.zeros(24, dtype=torch.float64))
+        assert report.as_dict()["gap"] == 0
+        assert report.fallbacks == 0
+
+    @BOTH
+    @pytest.mark.parametrize("rows", [24, 1])
+    def test_learning_rate_zero(self, kind: Any, options: Any, rows: int) -> None:
+        model, optimizer = make(kind, options | {"lr": 0.0})
+        reducer = primum.attach(model, optimizer)
+        train(model, optimizer, 3, rows=rows)
+        report = report_of(reducer)
+        assert report.fallbacks == 0
+        assert report.extra_weights.isfinite().all()
+        assert (report.extra_weights.max() > 0.01) == (rows == 24)
+
+    def test_empty_batch(self) -> None:
+        model, optimizer = make()
+        reducer = primum.attach(model, optimizer)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # may or may not count as trouble
+            model(torch.zeros(0, 6, dtype=torch.float64)).sum().backward()
+        assert report_of(reducer).extra_weights.shape == (0,)
+        assert all(torch.equal(g, torch.zeros_like(g)) for g in gradients(model))
+
+    def test_no_grad_is_not_our_business(self) -> None:
+        model, optimizer = make()
+        reducer = primum.attach(model, optimizer)
+        inputs, _ = batch(0, 24)
+        with torch.no_grad():
+            output = model(inputs)
+        with torch.inference_mode():
+            model(inputs)
+        assert reducer.last is None
+        assert not output.requires_grad
+        train(model, optimizer, 1)
+        assert report_of(reducer).fallbacks == 0
+
+    def test_eval_mode(self) -> None:
+        model, optimizer = make()
+        reducer = primum.attach(model, optimizer)
+        model.eval()
+        inputs, labels = batch(0, 24)
+        F.cross_entropy(model(inputs), labels)  # evaluation that forgot no_grad: not a word
+        expected = self.plain(model, lambda net: F.cross_entropy(net(inputs), labels))
+        with pytest.warns(RuntimeWarning, match=r"eval mode; call model\.train\(\)") as caught:
+            F.cross_entropy(model(inputs), labels).backward()
+        assert len(caught) == 1
+        self.assert_equal(gradients(model), expected)
+        assert report_of(reducer).fallbacks == 1
+        assert not report_of(reducer).applied
+        assert "eval" in report_of(reducer).reason
+        F.cross_entropy(model(inputs), labels).backward()
+        assert report_of(reducer).fallbacks == 2
+        model.train()
+        train(model, optimizer, 1)
+        assert report_of(reducer).applied
+
+    def test_head_frozen_later(self) -> None:
+        model, optimizer = make()
+        reducer = primum.attach(model, optimizer)
+        train(model, optimizer, 2)
+        model[2].requires_grad_(False)
+        inputs, labels = batch(0, 24)
+        optimizer.zero_grad()
+        with pytest.warns(RuntimeWarning, match="frozen now; unfreeze it or call"):
+            F.cross_entropy(model(inputs), labels).backward()
+        twin, _ = make()
+        twin.load_state_dict(model.state_dict())
+        F.cross_entropy(twin(inputs), labels).backward()
+        assert torch.equal(model[0].weight.grad, twin[0].weight.grad)
+        optimizer.step()
+        model[2].requires_grad_(True)
+        train(model, optimizer, 1)
+        assert report_of(reducer).applied
+        assert report_of(reducer).fallbacks == 1
+
+    def test_parameter_groups_changed_later(self) -> None:
+        model, optimizer = make()
+        reducer = primum.attach(model, optimizer)
+        train(model, optimizer, 1)
+        group = optimizer.param_groups[0]
+        group["params"] = [p for p in group["params"] if p is not model[2].weight]
+        inputs, labels = batch(0, 24)
+        model.zero_grad()
+        expected = self.plain(model, lambda net: F.cross_entropy(net(inputs), labels))
+        with pytest.warns(RuntimeWarning, match="the optimizer does not hold"):
+            F.cross_entropy(model(inputs), labels).backward()
+        self.assert_equal(gradients(model)[2:3], expected[2:3])
+        train(model, optimizer, 2)
+        assert report_of(reducer).fallbacks == 3
+
+    def test_head_moved_to_another_group(self) -> None:
+        model, optimizer = make()
+        reducer = primum.attach(model, optimizer)
+        train(model, optimizer, 1)
+        optimizer.param_groups[0]["params"] = list(model[0].parameters())
+        optimizer.add_param_group({"params": list(model[2].parameters()), "lr": 0.01})
+        train(model, optimizer, 1)
+        assert report_of(reducer).fallbacks == 0
+
+    @BOTH
+    def test_weight_replaced(self, kind: Any, options: Any) -> None:
+        model, optimizer = make(kind, options)
+        reducer = primum.attach(model, optimizer)
+        model[2].weight = nn.Parameter(model[2].weight.detach().clone())
+        with pytest.warns(RuntimeWarning, match="the optimizer does not hold"):
+            train(model, optimizer, 2)
+        assert report_of(reducer).fallbacks == 2
+
+    def test_weight_norm_put_on_later(self) -> None:
+        model, optimizer = make()
+        reducer = primum.attach(model, optimizer)
+        nn.utils.parametrizations.weight_norm(model[2])
+        optimizer.add_param_group({"params": list(model[2].parametrizations.parameters())})
+        inputs, labels = batch(0, 24)
+        with warnings.catch_warnings(record=True):
+            warnings.simplefilter("always")
+            F.cross_entropy(model(inputs), labels).backward()
+        assert all(p.grad is not None for p in model.parameters())
+        del reducer
+
+    def test_optimizer_rebuilt(self) -> None:
+        """The old one still holds the head, but its state is stale."""
+        model, optimizer = make()
+        reducer = primum.attach(model, optimizer)
+        train(model, optimizer, 3)
+        rebuilt = optim.SGD(model.parameters(), **SGD)
+        train(model, rebuilt, 2)  # twice, to be sure
+        inputs, labels = batch(0, 24)
+        rebuilt.zero_grad()
+        expected = self.plain(model, lambda net: F.cross_entropy(net(inputs), labels))
+        with pytest.warns(RuntimeWarning, match=r"not by the optimizer .* rebuilt"):
+            F.cross_entropy(model(inputs), labels).backward()
+        self.assert_equal(gradients(model), expected)
+        assert report_of(reducer).fallbacks == 1
+        rebuilt.step()
+        train(model, rebuilt, 2)
+        assert report_of(reducer).fallbacks == 3
+        reducer.remove()
+        reducer = primum.attach(model, rebuilt)
+        train(model, rebuilt, 3)
+        assert report_of(reducer).fallbacks == 0
