@@ -378,7 +378,7 @@ def notes(rows: Sequence[dict[str, Any]], gains: Sequence[dict[str, Any]]) -> li
             ]
             lines.append(
                 f"{optimizer}: explicit over factorised, time {min(speed):.2g} to "
-                f"{max(speed):.3g}, memory {min(memory):.2g} to {max(memory):.3g} ({len(fit)} sizes)."
+                f"{max(speed):.3g}, memory {min(memory):.2g} to {max(memory):.3g} ({len(fit)})."
             )
         step = [row["ms"]["primum"] / paper_step_ms(row) for row in some]
         lines.append(

@@ -8,7 +8,8 @@ from torch import Tensor
 
 import primum
 from loops import make, report_of, train
-from primum import StepReport
+from primum import Solution, StepReport
+from primum.problem import Evidence
 
 NAN = float("nan")
 FIGURES = {
@@ -25,12 +26,13 @@ FIGURES = {
 
 @pytest.fixture
 def report() -> StepReport:
+    evidence = Evidence(
+        lower_bound=torch.tensor(2.25), drift_after=torch.tensor([1.5, -2.0, -0.5, 0.0, -1.0])
+    )
+    weights = torch.tensor([2.0, 0.0, 0.0, 1.0, 0.0])
     return StepReport(
-        extra_weights=torch.tensor([2.0, 0.0, 0.0, 1.0, 0.0]),
+        solution=Solution(weights, torch.tensor(2.5), 20, evidence),
         drift=torch.tensor([4.0, -3.0, 0.0, 1.0, -1.0]),
-        drift_after=torch.tensor([1.5, -2.0, -0.5, 0.0, -1.0]),
-        objective=torch.tensor(2.5),
-        lower_bound=torch.tensor(2.25),
         fallbacks=torch.tensor(3),
         applied=True,
     )
@@ -63,16 +65,18 @@ def test_frozen(report: StepReport) -> None:
 def test_gap_without_harm_and_with_rounding(report: StepReport) -> None:
     nothing = dataclasses.replace(report, drift=-report.drift.abs())
     assert nothing.gap == 0
-    rounded = dataclasses.replace(report, lower_bound=report.objective + 1e-6)
+    above = Evidence(report.objective + 1e-6, report.drift_after)
+    rounded = dataclasses.replace(
+        report, solution=dataclasses.replace(report.solution, evidence=above)
+    )
     assert rounded.gap == 0  # never negative
 
 
 def test_unknown_is_not_zero(report: StepReport) -> None:
     """A step that fell back says so; it does not claim that nobody was harmed."""
     unknown = torch.full((5,), NAN)
-    report = dataclasses.replace(
-        report, drift=unknown, drift_after=unknown, objective=unknown[0], lower_bound=unknown[0]
-    )
+    nothing = Solution(torch.zeros(5), unknown[0], 0, Evidence(unknown[0], unknown))
+    report = dataclasses.replace(report, drift=unknown, solution=nothing)
     figures = report.as_dict()
     for name in ("harm_before", "harm_after", "harmed_before", "harmed_after", "gap"):
         assert figures[name] != figures[name]

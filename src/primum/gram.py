@@ -98,11 +98,13 @@ class MatrixFree:
         else:
             gradients = gradients * scale.view(-1, *(1,) * (gradients.dim() - 1))
         self._gradients = gradients.flatten(0, -2)
-        self._gradients_t = self._gradients.t()
+        # The solver multiplies by the scaled form alone: there every view counts.
+        self._gradients_t = None if scale is None else self._gradients.t()
 
     def times(self, vector: Tensor) -> Tensor:
         rows = vector if self._positions == 1 else vector.repeat_interleave(self._positions)
-        displacement = ((self._gradients_t * rows) @ self._features) * self._head.gain
+        columns = self._gradients.t() if self._gradients_t is None else self._gradients_t
+        displacement = ((columns * rows) @ self._features) * self._head.gain
         product = ((self._gradients @ displacement) * self._features).sum(1)
         return product if self._positions == 1 else product.view(-1, self._positions).sum(1)
 

@@ -99,22 +99,70 @@ class Problem:
 
 
 @dataclass(frozen=True)
+class Evidence:
+    """How good an answer is. Shapes: lower_bound scalar, drift_after [B]."""
+
+    lower_bound: Tensor
+    drift_after: Tensor
+
+
+@dataclass(frozen=True)
+class Visited:
+    """The same, not computed before it is read: the dual points a solver came by.
+
+    Shapes: multipliers, after [k, B]; norm, used [k]; best scalar.
+    """
+
+    problem: Problem
+    multipliers: Tensor
+    norm: Tensor
+    used: Tensor
+    after: Tensor
+    best: Tensor
+
+    @property
+    def lower_bound(self) -> Tensor:
+        """The best of `drift' gamma - phi(n)` over the points."""
+        bounds = (self.multipliers @ self.problem.drift).addcmul(self.used, self.norm, value=-1)
+        bounds = bounds.addcmul(self.used, self.used, value=0.5 / self.problem.max_extra_weight)
+        return bounds.nan_to_num(nan=-torch.inf).max()
+
+    @property
+    def drift_after(self) -> Tensor:
+        return torch.embedding(self.after, self.best)
+
+
+@dataclass(frozen=True)
 class Solution:
     """An answer and the proof of how good it is.
 
     Attributes:
         extra_weights: `w`, between 0 and `max_extra_weight`. [B].
         objective: Value of the problem at `w`; NaN, with `w` zero, if the problem is not finite.
-        lower_bound: No feasible point has a smaller objective.
         iterations: Solver iterations made; a tensor where only the device knows.
-        drift_after: `drift - gram @ w`: each sample's loss change per unit lr with `w`. [B].
+        evidence: What `lower_bound` and `drift_after` come from.
     """
 
     extra_weights: Tensor
     objective: Tensor
-    lower_bound: Tensor
     iterations: int | Tensor
-    drift_after: Tensor
+    evidence: Evidence | Visited
+
+    @property
+    def lower_bound(self) -> Tensor:
+        """No feasible point has a smaller objective."""
+        return self.evidence.lower_bound
+
+    @property
+    def drift_after(self) -> Tensor:
+        """`drift - gram @ w`: each sample's loss change per unit lr with `w`. [B]."""
+        return self.evidence.drift_after
+
+
+def plain(drift: Tensor) -> Solution:
+    """No extra weights, where none are allowed."""
+    harm = drift.clamp_min(0).sum()
+    return Solution(torch.zeros_like(drift), harm, 0, Evidence(harm, drift))
 
 
 def recover(multipliers: Tensor, products: Tensor, problem: Problem, iterations: int) -> Solution:
@@ -137,8 +185,6 @@ def recover(multipliers: Tensor, products: Tensor, problem: Problem, iterations:
     used = scale * norm
     after = torch.addcmul(drift, products, scale.unsqueeze(1), value=-1)
     objectives = after.clamp_min(0).sum(1).addcmul(used, used, value=0.5 / most)
-    bounds = (multipliers @ drift).addcmul(used, norm, value=-1)
-    bounds = bounds.addcmul(used, used, value=0.5 / most)
     # A solver that has arrived may run into 0 / 0: points that are not numbers do not count.
     best = objectives.nan_to_num(nan=torch.inf).argmin()
     # `torch.embedding` is a row look-up that takes a scalar tensor; indexing by one would sync.
@@ -146,7 +192,6 @@ def recover(multipliers: Tensor, products: Tensor, problem: Problem, iterations:
     return Solution(
         extra_weights=weights.nan_to_num(nan=0.0),
         objective=objectives.take(best),
-        lower_bound=bounds.nan_to_num(nan=-torch.inf).max(),
         iterations=iterations,
-        drift_after=torch.embedding(after, best),
+        evidence=Visited(problem, multipliers, norm, used, after, best),
     )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from primum.gram import Head
-from primum.problem import Problem, Solution
+from primum.problem import Problem, Solution, plain
 from primum.solve import solve
 from primum.update import Update
 
@@ -48,8 +48,7 @@ class Primum:
 
     def __call__(self, head: Head, update: Update, drift: Tensor) -> Solution:
         if self.radius == 0:  # nothing to solve: plain training, measured
-            harm = drift.clamp_min(0).sum()
-            return Solution(torch.zeros_like(drift), harm, harm, 0, drift)
+            return plain(drift)
         problem = Problem.of_head(
             head,
             update.step,

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 
 from primum.capture import Listener, Pass
 from primum.gram import Head
-from primum.problem import Solution
+from primum.problem import Evidence, Solution
 from primum.recipe import Recipe
 from primum.report import StepReport
 from primum.update import group_of, predict_head
@@ -199,11 +199,8 @@ class Reducer:
         self._fallbacks = self._fallbacks + solution.objective.isnan()
         self._warn_of_fallbacks()
         self.last = StepReport(
-            extra_weights=solution.extra_weights,
+            solution=solution,
             drift=drift,
-            drift_after=solution.drift_after,
-            objective=solution.objective,
-            lower_bound=solution.lower_bound,
             fallbacks=self._fallbacks,
             applied=self._apply,
             reason="" if self._apply else "observe",
@@ -232,13 +229,15 @@ class Reducer:
         """Drift and solution of this step's problem. Rows of the first dimension are samples."""
         dtype = torch.float64 if gradients[0].dtype == torch.float64 else torch.float32
         x, g = _samples(features, dtype), _samples(gradients, dtype)
-        if "bias" in self._owners:
+        # A bias may be frozen later; then it is a constant.
+        owners = {k: v for k, v in self._owners.items() if getattr(head, k).requires_grad}
+        if "bias" in owners:
             x = nn.functional.pad(x, (0, 1), value=1.0)
         mean_gradient = g.flatten(0, -2).t() @ x.flatten(0, -2)
-        update = predict_head(head, self._owners, mean_gradient)
+        update = predict_head(head, owners, mean_gradient)
         if group_of(self._owners["weight"], head.weight).get("maximize", False):
             g = -g  # what is maximised is minus a loss
-        seen = Head(x, g, update.gain, has_bias="bias" in self._owners)
+        seen = Head(x, g, update.gain, has_bias="bias" in owners)
         drift = seen.along(update.step)
         return drift, self._recipe(seen, update, drift)
 
@@ -247,12 +246,10 @@ class Reducer:
         self._known_fallbacks += 1
         self._warn(kind, f"plain gradients in a step: {reason}")
         unknown = torch.full((_rows(gradient),), torch.nan, device=gradient.device)
+        evidence = Evidence(lower_bound=unknown.sum(), drift_after=unknown)
         self.last = StepReport(
-            extra_weights=torch.zeros_like(unknown),
+            solution=Solution(torch.zeros_like(unknown), unknown.sum(), 0, evidence),
             drift=unknown,
-            drift_after=unknown,
-            objective=unknown.sum(),
-            lower_bound=unknown.sum(),
             fallbacks=self._fallbacks,
             applied=False,
             reason=reason,

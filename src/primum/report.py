@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from primum.problem import Solution
+
 
 @dataclass(frozen=True, eq=False)
 class StepReport:
@@ -16,26 +18,42 @@ class StepReport:
     read, and nothing waits for the device before `as_dict()`.
 
     Attributes:
-        extra_weights: Extra weight of each sample; its gradient counted `1 + w` times. Under
-            `observe`, what it would have been. [B].
+        solution: Of the step's problem.
         drift: Change of each sample's loss under the plain step; positive means harmed. [B].
-        drift_after: The same with the extra weights. [B].
-        objective: Value of the step's problem at the extra weights.
-        lower_bound: Proven smallest value of that problem.
         fallbacks: Steps so far that fell back to plain gradients.
         applied: Whether the weights went into the gradients. They are zero, and the drift is NaN,
             in a step whose values were not finite.
         reason: Why they did not, in words; empty if they did.
     """
 
-    extra_weights: Tensor
+    solution: Solution
     drift: Tensor
-    drift_after: Tensor
-    objective: Tensor
-    lower_bound: Tensor
     fallbacks: Tensor
     applied: bool
     reason: str = ""
+
+    @property
+    def extra_weights(self) -> Tensor:
+        """Extra weight of each sample: its gradient counted `1 + w` times. [B].
+
+        Under `observe`, what it would have been.
+        """
+        return self.solution.extra_weights
+
+    @property
+    def drift_after(self) -> Tensor:
+        """Change of each sample's loss with the extra weights. [B]."""
+        return self.solution.drift_after
+
+    @property
+    def objective(self) -> Tensor:
+        """Value of the step's problem at the extra weights."""
+        return self.solution.objective
+
+    @property
+    def lower_bound(self) -> Tensor:
+        """Proven smallest value of that problem."""
+        return self.solution.lower_bound
 
     @property
     def harm_before(self) -> Tensor:

@@ -14,7 +14,7 @@ from primum.paper.chambolle_pock import PaperProblem, chambolle_pock
 from primum.paper.guards import condition_guard, spike_guard
 from primum.paper.low_rank import gram_matrices
 from primum.paper.spectrum import EXACT_UP_TO
-from primum.problem import Solution
+from primum.problem import Evidence, Solution, plain
 from primum.rules import scalar
 from primum.update import Update
 
@@ -109,8 +109,7 @@ class Paper:
         """
         own = self.settings
         if own.radius == 0:
-            harm = drift.clamp_min(0).sum()
-            return Solution(torch.zeros_like(drift), harm, harm, 0, drift)
+            return plain(drift)
         generator = torch.Generator(drift.device).manual_seed(self._calls)
         rate = scalar(lr.squeeze()) if isinstance(lr, Tensor) else lr
         lr = (drift.new_ones(()) * rate).to(drift.dtype)
@@ -160,9 +159,9 @@ class Paper:
         return Solution(
             extra_weights=torch.where(finite, weights, 0.0),
             objective=torch.where(finite, drift_after.clamp_min(0).sum(), torch.nan),
-            lower_bound=drift.new_full((), torch.nan),  # the paper's method has no certificate
             iterations=iterations,
-            drift_after=drift_after,
+            # The paper's method has no certificate.
+            evidence=Evidence(drift.new_full((), torch.nan), drift_after),
         )
 
     def _average(self, key: str, like: Tensor) -> Tensor:
