@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,15 +29,16 @@ STYLE: Any = {
 LOOKS: dict[str, dict[str, Any]] = {
     "optimum": {"color": "black", "marker": "_", "markersize": 9, "linestyle": "none"},
     "paper": {"color": "#D55E00", "marker": "s", "linestyle": "--"},
-    "primum 20": {"color": "#0072B2", "marker": "o", "linestyle": "-"},
-    "primum 50": {"color": "#56B4E9", "marker": "^", "linestyle": ":"},
+    "primum": {"color": "#0072B2", "marker": "o", "linestyle": "-"},
+    "proven": {"color": "#0072B2", "marker": "o", "linestyle": ":", "fillstyle": "none"},
 }
+PAPER, OURS = "paper's recipe, at most 50 iterations", "primum, 20 iterations"
 
 
 def over_training(columns: Sequence[tuple[str, list[dict[str, Any]]]], path: Path) -> None:
     """PNG and SVG: harm removed above, iterations below, one column per title and its problems."""
     with rc_context(STYLE):
-        size = (2.0 + 1.9 * len(columns), 4.6)
+        size = (6.5 if len(columns) < 4 else 2 * len(columns), 4.6)
         figure = Figure(figsize=size, layout="constrained")
         axes = figure.subplots(2, len(columns), sharex="col", sharey="row", squeeze=False)
         for column, (title, problems) in enumerate(columns):
@@ -45,20 +47,19 @@ def over_training(columns: Sequence[tuple[str, list[dict[str, Any]]]], path: Pat
             axes[0][column].set_title(title)
             axes[1][column].set_xlabel("step")
         axes[0][0].set_ylabel("harm removed, %")
-        axes[0][0].set_ylim(0, 100)
+        axes[0][0].set_ylim(min(0.0, axes[0][0].get_ylim()[0]), 104)
         axes[1][0].set_ylabel("iterations")
         axes[1][0].set_ylim(0, 54)
         for row in axes:
             for each in row:
+                each.axhline(0, color="0.4", linewidth=0.6)
                 each.grid(axis="y", color="0.9", linewidth=0.6)
                 each.set_axisbelow(True)
         entries: dict[str, Any] = {}
         for each in axes.flat:
             for handle, label in zip(*each.get_legend_handles_labels(), strict=True):
                 entries.setdefault(label, handle)
-        figure.legend(
-            entries.values(), entries.keys(), loc="outside lower center", ncols=min(4, len(columns))
-        )
+        figure.legend(entries.values(), entries.keys(), loc="outside lower center", ncols=2)
         _save(figure, path)
 
 
@@ -70,11 +71,7 @@ def _line(axes: Axes, points: Sequence[tuple[int, float]], look: str, label: str
 
 def _removed(axes: Axes, problems: list[dict[str, Any]]) -> None:
     """What each solver removes while it stays inside the paper's trust region."""
-    for arm, look, label in (
-        ("paper 50", "paper", "paper's recipe, at most 50 iterations"),
-        ("primum 50", "primum 50", "primum, 50 iterations"),
-        ("primum 20", "primum 20", "primum, 20 iterations"),
-    ):
+    for arm, look, label in (("paper 50", "paper", PAPER), ("primum 20", "primum", OURS)):
         points = [(p["step"], 100 * p["arms"][arm]["removed_inside"]) for p in problems]
         _line(axes, points, look, label)
     best = [(p["step"], 100 * p["optimum"]) for p in problems if p["optimum"] is not None]
@@ -82,13 +79,14 @@ def _removed(axes: Axes, problems: list[dict[str, Any]]) -> None:
 
 
 def _iterations(axes: Axes, problems: list[dict[str, Any]]) -> None:
+    """Made by the paper's solver; made by ours, always 20; needed by ours for a proof of 1%."""
     paper = [(p["step"], p["arms"]["paper 50"]["iterations"]) for p in problems]
-    _line(axes, paper, "paper", "paper's recipe, at most 50 iterations")
-    proven = [(p["step"], p["iterations_to_gap"]) for p in problems]
-    look = LOOKS["primum 20"] | {"fillstyle": "none"}
-    steps, counts = zip(*proven, strict=True)
-    axes.plot(steps, counts, label="primum, until 1% is proven", **look)
-    axes.axhline(20, color=look["color"], linewidth=0.8, alpha=0.6)
+    _line(axes, paper, "paper", PAPER)
+    _line(
+        axes, [(p["step"], p["arms"]["primum 20"]["iterations"]) for p in problems], "primum", OURS
+    )
+    proven = [(p["step"], p["iterations_to_gap"] or math.nan) for p in problems]
+    _line(axes, proven, "proven", "primum, until it is proven within 1%")
 
 
 def _save(figure: Figure, path: Path) -> None:

@@ -56,6 +56,7 @@ def main(argv: list[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--data-dir", type=Path, help="holds cifar10/ and cifar100/; needs pyarrow")
+    parser.add_argument("--heads", nargs="+", metavar="INxOUT", help="only these, such as 384x100")
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--seed", type=int, default=0)
@@ -70,10 +71,12 @@ def main(argv: list[str] | None = None) -> int:
         sets = [(ten, 64, "cnn"), (hundred, 64, "cnn"), (hundred, 384, "transformer")]
     rows: list[dict[str, Any]] = []
     for data, width, kind in sets:
+        name = {"data": data.name, "model": kind, "head": f"{width}x{data.classes}"}
+        if args.heads and name["head"] not in args.heads:
+            continue
         torch.manual_seed(args.seed)
         shape = (data.images.shape[1], data.images.shape[-1], data.classes)
         model = group_norm_cnn(*shape) if kind == "cnn" else Transformer(*shape, width=width)
-        name = {"data": data.name, "model": kind, "head": f"{width}x{data.classes}"}
         run = [name | row for row in follow(model, data, args)]
         rows += run
         print("\n" + ", ".join(name.values()) + ": error in %; neg: least over largest eigenvalue")

@@ -336,12 +336,11 @@ def random_heads(inputs: int, outputs: int, batch: int) -> Iterator[tuple[int, H
 def errors(head: Head) -> dict[str, float]:
     """Relative Frobenius errors of the rank-5 matrices under the gain and under its square."""
     assert isinstance(head.gain, Tensor)
-    wide = [t.double() for t in (head.features, head.output_gradients, head.gain)]
-    exactly = Head(*wide, has_bias=head.has_bias)
-    approximate = gram_matrices(exactly, RANK)
+    x, g, gain = (t.double() for t in (head.features, head.output_gradients, head.gain))
+    approximate = gram_matrices(Head(x, g, gain, head.has_bias), RANK)
     found: dict[str, float] = {}
     for power, matrix in zip((1, 2), approximate, strict=True):
-        truth = matrix_of(Head(wide[0], wide[1], wide[2] ** power))
+        truth = matrix_of(Head(x, g, gain**power))
         found[f"q{power}"] = float((matrix - truth).norm() / truth.norm())
     return found
 

@@ -395,8 +395,13 @@ def verdicts(results: Sequence[Result]) -> list[str]:
     return lines
 
 
-def run(cases: Sequence[Case], seconds: float, repeats: int) -> tuple[list[Result], list[Case]]:
-    """Results, and the cases for which no time was left."""
+def run(
+    cases: Sequence[Case],
+    seconds: float,
+    repeats: int,
+    keep: Callable[[list[Result], list[Case]], None],
+) -> None:
+    """Measure case by case; `keep` gets the results so far and the cases that are not done."""
     deadline = perf_counter() + seconds
     results: list[Result] = []
     skipped: list[Case] = []
@@ -411,11 +416,11 @@ def run(cases: Sequence[Case], seconds: float, repeats: int) -> tuple[list[Resul
             continue
         share = case.share / sum(other.share for other in cases[index:])
         results.append(measure(case, left * share, repeats))
-    return results, skipped
+        keep(results, [*skipped, *cases[index + 1 :]])
 
 
 def write(
-    path: Path, record: dict[str, Any], results: Sequence[Result], skipped: Sequence[Case]
+    path: Path, record: dict[str, Any], results: Sequence[Result], missing: Sequence[Case]
 ) -> None:
     """JSON at `path`, the table as Markdown beside it."""
     derived = [
@@ -426,7 +431,7 @@ def write(
         "goal": {"ratio": GOAL, "backbone": "real", "batch": GOAL_BATCH},
         "verdicts": verdicts(results),
         "results": derived,
-        "skipped": [asdict(case) for case in skipped],
+        "missing": [asdict(case) for case in missing],
     }
     write_json(path, content)
     table = markdown_table(HEADER, [r.cells() for r in results])
@@ -473,17 +478,25 @@ def main(argv: Sequence[str] | None = None) -> int:
         for backbone, batch, head, optimizer in grid
     ]
     begin = perf_counter()
+    results: list[Result] = []
+    missing = cases
+
+    def keep(done: list[Result], left: list[Case]) -> None:
+        """On disk after every case: a run that is stopped leaves what it has."""
+        nonlocal results, missing
+        results, missing = done, left
+        finish(record, perf_counter() - begin)
+        write(options.out, record, results, missing)
+
     with use_threads(options.threads):
         record = environment("overhead.py", argv)
         measure(replace(cases[0], backbone="tiny"), 0, 2)  # the first use of anything is slow
-        results, skipped = run(cases, options.seconds, options.repeats)
-    finish(record, perf_counter() - begin)
-    write(options.out, record, results, skipped)
+        run(cases, options.seconds, options.repeats, keep)
     print(text_table(HEADER, [r.cells() for r in results]), end="\n\n")
     for line in verdicts(results):
         print(line)
-    if skipped:
-        print(f"{len(skipped)} cases were skipped: out of time (--seconds {options.seconds:g}).")
+    if missing:
+        print(f"{len(missing)} cases were skipped: out of time (--seconds {options.seconds:g}).")
     print(describe(record))
     print(f"Written: {os.path.relpath(options.out)} and its .md")
     return 0

@@ -175,9 +175,10 @@ def paper_problem(moment: Moment) -> PaperProblem:
 
 
 def own_problem(moment: Moment) -> Problem:
-    return Problem.of_head(
-        moment.head, moment.update.step, moment.drift, radius=RADIUS, products=10**9
-    )
+    """Our problem with its Gram matrix as a matrix, whatever the size."""
+    head = moment.head
+    reach = RADIUS * torch.linalg.vector_norm(moment.update.step / head.root_gain)
+    return Problem.dense(matrix_of(head), moment.drift, reach)
 
 
 def own_optimum(problem: Problem) -> float:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
@@ -21,7 +20,7 @@ OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
     "SGD": lambda params: SGD(params, lr=0.1, momentum=0.9, weight_decay=5e-4),
     "AdamW": lambda params: AdamW(params, lr=2e-3, weight_decay=0.05),
 }
-MOMENTS = (0, 1, 2, 4, 8, 16, 32, 64, 96, 128)  # steps kept; at 0 nothing is remembered yet
+MOMENTS = (0, 1, 2, 4, 8, 16, 32, 48, 64, 96)  # steps kept; at 0 nothing is remembered yet
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -86,6 +85,8 @@ def group_norm_cnn() -> nn.Sequential:
 
 def train(optimizer: str, batch: int) -> list[Moment]:
     """Train on handwritten digits as `attach` does, but for the hooks; keep some problems."""
+    from sklearn.datasets import load_digits  # seconds to import, and few tests need it
+
     pixels, digits = load_digits(return_X_y=True)
     images = torch.tensor(pixels, dtype=torch.float32).view(-1, 1, 8, 8) / 8 - 1
     labels = torch.tensor(digits)

@@ -10,7 +10,6 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import cvxpy as cp
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -101,10 +100,12 @@ class Literal:
     def rounding(self, weights: Tensor, eps: float, terms: int) -> float:
         """How far sums of `terms` rounded terms may be from exact, for the objective at `weights`.
 
-        Entry i of `gram @ w` is a sum in which terms as large as `|G_i| |G_j| w_j` may cancel.
+        Entry i of `gram @ w` is a sum in which terms as large as `|G_i| |G_j| w_j` may cancel, and
+        so is the length of the displacement.
         """
         norms = self.gram.diagonal().sqrt()
-        largest = self.drift.abs().sum() + norms.sum() * (norms @ weights.double())
+        longest = norms @ weights.double()
+        largest = self.drift.abs().sum() + norms.sum() * longest + longest**2 / (2 * self.most)
         return float(eps * terms * largest)
 
 
@@ -120,25 +121,30 @@ class Optimum:
 def clarabel(problem: Literal) -> Optimum:
     """The primal problem, by Clarabel, in units in which its data are of order one.
 
-    With `gram = R R'`, the displacement `y = R' w / reach` is a variable of its own; the multiplier
-    of the harm gives the lower bound.
+    With `gram = R R'`, the displacement `R' w / reach` is a variable of its own; the multiplier of
+    the harm gives the lower bound. Raises `cvxpy.SolverError` where Clarabel gives up.
     """
+    import cvxpy as cp  # seconds to import, and few tests need it
+
     size, harm, reach = len(problem.drift), problem.harm, problem.reach
     nothing = torch.zeros(size, dtype=torch.float64)
     if harm == 0 or reach == 0:
         return Optimum(nothing, harm, harm)
-    values, vectors = np.linalg.eigh(problem.gram.numpy())
+    # Gradients are scaled to length 1 (or 0): the smallest keep their digits beside the largest.
+    norms = problem.gram.diagonal().sqrt().numpy()
+    live = norms > 0
+    norms = np.where(live, norms, 1.0)
+    values, vectors = np.linalg.eigh(problem.gram.numpy() / norms / norms[:, None])
     keep = values > 1e-15 * values[-1]
-    root = vectors[:, keep] * np.sqrt(values[keep])
-    norms = np.sqrt(np.maximum(problem.gram.diagonal().numpy(), np.finfo(float).tiny))
+    rows = vectors[:, keep] * np.sqrt(values[keep]) * live[:, None]
 
     scaled = cp.Variable(size, nonneg=True)  # w * norms / reach
-    moved = cp.Variable(root.shape[1])
+    moved = cp.Variable(rows.shape[1])
     left = cp.Variable(size, nonneg=True)
-    rows = root / norms[:, None]
-    # Row i in units of its own harm, if that is the larger one, else of the batch's.
+    # Row i in units of its own drift, if that may be the larger one, else of the batch's harm.
     unit = np.maximum(harm, reach * norms)
-    harmed = left / (unit / harm) >= (problem.drift.numpy() - (reach * root) @ moved) / unit
+    change = reach * norms[:, None] * rows
+    harmed = cp.multiply(harm / unit, left) >= (problem.drift.numpy() - change @ moved) / unit
     goal = cp.sum(left) + cp.sum_squares(moved) * (reach**2 / (2 * problem.most * harm))
     task = cp.Problem(cp.Minimize(goal), [moved == rows.T @ scaled, cp.norm(moved) <= 1, harmed])
     with warnings.catch_warnings():

@@ -32,7 +32,7 @@ def test_overhead(load, tmp_path, capsys):
     assert load("overhead").main([*sizes, "--out", str(out)]) == 0
     content = json.loads(out.read_text())
     assert [p.name for p in sorted(out.parent.iterdir())] == ["overhead.json", "overhead.md"]
-    assert len(content["results"]) + len(content["skipped"]) == 4
+    assert len(content["results"]) + len(content["missing"]) == 4
     assert content["results"]
     for result in content["results"]:
         assert result["route"] in ("dense", "matrix-free")
@@ -76,7 +76,10 @@ def test_routes_counts_the_products_of_the_solver(load):
         diagonal = torch.ones(4)
         count = 0
 
-        def __matmul__(self, vector: torch.Tensor) -> torch.Tensor:
+        def scaled(self, scale: torch.Tensor) -> "Counting":
+            return self
+
+        def times(self, vector: torch.Tensor) -> torch.Tensor:
             self.count += 1
             return vector
 

@@ -16,8 +16,8 @@ ROOT = Path(__file__).parent.parent
 
 # Imports never point up: a file may import those before it alone. Files on a line are one storey.
 ORDER = [
-    ["capture", "watch", "rules", "find"],
-    ["dryrun"],
+    ["capture", "rules", "find"],
+    ["dryrun", "watch"],
     ["update"],
     ["gram"],
     ["problem"],

@@ -154,6 +154,13 @@ class TestOtherBackwards:
         found = per_sample_gradients(params, inputs, labels)
         reducer.enabled = False
         torch.testing.assert_close(found, per_sample_gradients(params, inputs, labels))
+
+        def loss_of(x: Tensor) -> Tensor:
+            return F.cross_entropy(model(x), labels)
+
+        plain = torch.func.grad(loss_of)(inputs)
+        reducer.enabled = True
+        assert torch.equal(torch.func.grad(loss_of)(inputs), plain)
         torch.func.jacrev(model)(inputs)
         torch.func.jvp(model, (inputs,), (inputs,))
         assert reducer.last is None

@@ -165,7 +165,9 @@ class TestRemove:
 
         def cycle() -> None:
             with primum.attach(model, optimizer, max_iters=1):
+                optimizer.zero_grad()
                 F.cross_entropy(model(inputs), labels).backward()
+                optimizer.step()
 
         def size() -> int:
             gc.collect()
@@ -216,13 +218,30 @@ class TestMemory:
         finally:
             gc.enable()
 
-    def test_a_report_keeps_a_handful_of_vectors(self) -> None:
-        model, optimizer = make()
-        reducer = primum.attach(model, optimizer)
-        train(model, optimizer, 1, rows=96)
-        tensors = [v for v in vars(report_of(reducer)).values() if isinstance(v, Tensor)]
-        assert all(v.untyped_storage().nbytes() <= 96 * 8 for v in tensors)
-        assert all(v.grad_fn is None for v in tensors)
+    @pytest.mark.parametrize("shape", [(96,), (8, 40)])
+    @pytest.mark.parametrize("kind", [optim.SGD, optim.AdamW])
+    def test_a_report_keeps_vectors_and_no_matrices(
+        self, kind: Any, shape: tuple[int, ...]
+    ) -> None:
+        """Neither the Gram matrix nor the head's input and gradient stay until the next step."""
+        model, optimizer = make(kind, {"lr": 0.01})
+        reducer = primum.attach(model, optimizer, max_iters=3)
+        inputs, labels = batch(0, *shape)
+        F.cross_entropy(model(inputs).movedim(-1, 1), labels).backward()
+        tensors: dict[int, Tensor] = {}
+        waiting: list[Any] = [reducer.last]
+        while waiting:
+            each = waiting.pop()
+            if isinstance(each, Tensor):
+                tensors[id(each)] = each
+            elif isinstance(each, dict | list | tuple):
+                waiting.extend(each.values() if isinstance(each, dict) else each)
+            elif hasattr(each, "__dict__"):
+                waiting.append(vars(each))
+        assert len(tensors) >= 4
+        assert all(v.grad_fn is None for v in tensors.values())
+        points = 3 + 2  # iterations, the start and zero
+        assert all(v.untyped_storage().nbytes() <= points * shape[0] * 8 for v in tensors.values())
 
     def test_steps_leave_no_tensors(self) -> None:
         model, optimizer = make()

@@ -71,6 +71,32 @@ def test_paused_reducers_and_watchers_are_heard_all_the_same() -> None:
     train(model, optimizer, 4)
 
 
+def test_an_optimizer_without_hooks() -> None:
+    """One that skips `Optimizer.__init__`: it cannot be watched, and works all the same."""
+
+    class Bare(optim.Optimizer):
+        def __init__(self, params: list[Tensor], lr: float) -> None:
+            self.param_groups = [{"params": params, "lr": lr}]
+            self.state: dict[Tensor, dict[str, Tensor]] = {}
+            self.defaults = {"lr": lr}
+
+        @torch.no_grad()
+        def step(self, closure: None = None) -> None:
+            for p in self.param_groups[0]["params"]:
+                p.sub_(p.grad, alpha=self.param_groups[0]["lr"])
+
+    model, _ = make()
+    optimizer = Bare(list(model.parameters()), 0.1)
+    with primum.attach(model, optimizer) as reducer:
+        for number in range(4):
+            inputs, labels = batch(number, 24)
+            model.zero_grad()
+            F.cross_entropy(model(inputs), labels).backward()
+            optimizer.step()
+        assert report_of(reducer).fallbacks == 0
+        assert report_of(reducer).extra_weights.max() > 0.01
+
+
 def test_removed() -> None:
     model = Uncalled().double()
     optimizer = optim.SGD(model.parameters(), **SGD)

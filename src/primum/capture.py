@@ -29,7 +29,7 @@ class Pass:
 
     def __init__(self, key: object, head: nn.Linear, features: Tensor, output: Tensor) -> None:
         self.training = head.training
-        self.weight = head.weight
+        self.weight = weight_of(head)
         self.extra_weights: Tensor | None = None
         self.weighed = False  # the explicit form has put the weights into the loss already
         self._strong: Tensor | None = features
@@ -37,7 +37,7 @@ class Pass:
         self._output_nr = output.output_nr
         node = output.grad_fn
         assert node is not None
-        self._accumulator = _accumulator(node, head.weight)
+        self._accumulator = None if self.weight is None else _accumulator(node, self.weight)
         _notes(node)[key] = self
 
     def features(self) -> Tensor:
@@ -82,6 +82,11 @@ class Pass:
         return found
 
 
+def weight_of(head: nn.Linear) -> Tensor | None:
+    """The weight as it is registered now: None once it is computed from others (weight norm)."""
+    return head._parameters.get("weight")
+
+
 def _notes(node: Node) -> dict[object, Any]:
     notes: Any = node.metadata  # a property, whatever the stubs say
     return notes  # type: ignore[no-any-return]
@@ -121,7 +126,7 @@ class Listener:
         self, head: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
     ) -> None:
         # What comes before the call is traced by torch.compile: no graph break in evaluation.
-        if torch.is_grad_enabled() and output.requires_grad:
+        if output.requires_grad:
             self._hear(head, args[0] if args else kwargs["input"], output)
 
     @eager
@@ -134,13 +139,6 @@ class Listener:
         self._handle.remove()
         self._on_pass = None  # a compiled graph may go on calling
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., None]:
-        return _inert()
-
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        # A function of the standard library that takes anything and does nothing.
         return getattr, (contextlib.nullcontext(), "__exit__")
-
-
-def _inert() -> Callable[..., None]:
-    """A function of the standard library that takes anything and does nothing."""
-    return contextlib.nullcontext().__exit__

@@ -70,6 +70,13 @@ class Problem:
                 "features [B, d] or [B, T, d] and output_gradients must agree but for the last "
                 f"dimension, got {list(features.shape)} and {list(output_gradients.shape)}"
             )
+        if drift.shape != features.shape[:1]:
+            raise ValueError(
+                f"drift must be [B], got {list(drift.shape)} for {len(features)} samples"
+            )
+        size = [output_gradients.shape[-1], features.shape[-1]]
+        if isinstance(gain, Tensor) and list(gain.shape) not in ([], size):
+            raise ValueError(f"gain must be a number or {size}, got {list(gain.shape)}")
         gram = MatrixFree(Head(features, output_gradients, gain))
         return cls._checked(gram, drift, reach, max_extra_weight)
 
@@ -110,10 +117,13 @@ class Evidence:
 class Visited:
     """The same, not computed before it is read: the dual points a solver came by.
 
-    Shapes: multipliers, after [k, B]; norm, used [k]; best scalar.
+    A report may be kept, so this does not hold the problem: its Gram operator is large.
+
+    Shapes: drift [B]; multipliers, after [k, B]; norm, used [k]; best scalar.
     """
 
-    problem: Problem
+    drift: Tensor
+    max_extra_weight: float
     multipliers: Tensor
     norm: Tensor
     used: Tensor
@@ -123,8 +133,8 @@ class Visited:
     @property
     def lower_bound(self) -> Tensor:
         """The best of `drift' gamma - phi(n)` over the points."""
-        bounds = (self.multipliers @ self.problem.drift).addcmul(self.used, self.norm, value=-1)
-        bounds = bounds.addcmul(self.used, self.used, value=0.5 / self.problem.max_extra_weight)
+        bounds = (self.multipliers @ self.drift).addcmul(self.used, self.norm, value=-1)
+        bounds = bounds.addcmul(self.used, self.used, value=0.5 / self.max_extra_weight)
         return bounds.nan_to_num(nan=-torch.inf).max()
 
     @property
@@ -183,15 +193,15 @@ def recover(multipliers: Tensor, products: Tensor, problem: Problem, iterations:
     norm = squares.clamp_min(torch.finfo(drift.dtype).tiny).sqrt()
     scale = (problem.reach / norm).clamp_max(most)
     used = scale * norm
-    after = torch.addcmul(drift, products, scale.unsqueeze(1), value=-1)
+    scale = scale.unsqueeze(1)
+    after = torch.addcmul(drift, products, scale, value=-1)
     objectives = after.clamp_min(0).sum(1).addcmul(used, used, value=0.5 / most)
     # A solver that has arrived may run into 0 / 0: points that are not numbers do not count.
     best = objectives.nan_to_num(nan=torch.inf).argmin()
     # `torch.embedding` is a row look-up that takes a scalar tensor; indexing by one would sync.
-    weights = torch.embedding(multipliers, best) * scale.take(best)
     return Solution(
-        extra_weights=weights.nan_to_num(nan=0.0),
-        objective=objectives.take(best),
+        extra_weights=torch.embedding(multipliers * scale, best).nan_to_num(nan=0.0),
+        objective=objectives.take(best).nan_to_num(nan=torch.nan, posinf=torch.nan),
         iterations=iterations,
-        evidence=Visited(problem, multipliers, norm, used, after, best),
+        evidence=Visited(drift, most, multipliers, norm, used, after, best),
     )

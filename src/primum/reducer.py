@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo as eager  # torch.compiler.disable, imported lazily
 from torch.optim import Optimizer
 
-from primum.capture import Listener, Pass
+from primum.capture import Listener, Pass, weight_of
 from primum.gram import Head
 from primum.problem import Evidence, Solution
 from primum.recipe import Recipe
@@ -80,9 +80,6 @@ class Reducer:
         trace: TracebackType | None,
     ) -> None:
         self.remove()
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> None:
-        return None
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         return type(None), ()
@@ -171,8 +168,8 @@ class Reducer:
     def _on_gradient(self, waiting: Pass, gradient: Tensor) -> Tensor | None:
         """The gradient arrived: hand on the weighted one. None leaves it as it is."""
         head = self._head()
-        if head is None or head.weight is not waiting.weight or not waiting.trains_head():
-            return None
+        if head is None or weight_of(head) is not waiting.weight or not waiting.trains_head():
+            return None  # a gradient for another purpose, or of other weights
         self._watch.hear()
         extra_weights = None
         if self._active() and not waiting.weighed:
@@ -214,7 +211,10 @@ class Reducer:
             raise Hindrance("the model is gone")
         if not all(each.training for each in passes):
             raise Hindrance("the head ran in eval mode; call model.train() before training")
-        if not head.weight.requires_grad:
+        weight = weight_of(head)
+        if weight is None:
+            raise Hindrance("the head's weight is computed from others now; call .remove()")
+        if not weight.requires_grad:
             raise Hindrance("the head is frozen now; unfreeze it or call .remove()")
         if self._watch.overtaken(head):
             raise Hindrance(

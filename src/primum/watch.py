@@ -9,6 +9,9 @@ from typing import Any
 from torch import nn
 from torch._compile import _disable_dynamo as eager  # torch.compiler.disable, imported lazily
 from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from primum.capture import weight_of
 
 PATIENCE = 2  # Once may be a restored checkpoint, or a step that only makes the optimizer's state.
 
@@ -29,6 +32,7 @@ class Watch:
         self._steps = self._known_steps = 0
         self._version = head.weight._version
         self._foreign_moves = 0
+        self._handle: RemovableHandle | None
         me = weakref.WeakMethod(self._after_step)
 
         @eager
@@ -37,10 +41,14 @@ class Watch:
             if method is not None:
                 method()
 
-        self._handle = optimizer.register_step_post_hook(after_step)
+        try:
+            self._handle = optimizer.register_step_post_hook(after_step)
+        except AttributeError:  # a class that skips Optimizer.__init__ has no hooks
+            self._handle = None
 
     def remove(self) -> None:
-        self._handle.remove()
+        if self._handle is not None:
+            self._handle.remove()
 
     def hear(self) -> None:
         """A gradient came by."""
@@ -51,7 +59,7 @@ class Watch:
         version = head.weight._version
         if self._steps != self._known_steps:
             self._foreign_moves = 0
-        elif version != self._version:
+        elif version != self._version and self._handle is not None:
             self._foreign_moves += 1
         self._known_steps, self._version = self._steps, version
         return self._foreign_moves >= PATIENCE
@@ -59,7 +67,8 @@ class Watch:
     def _after_step(self) -> None:
         self._steps += 1
         head = self._head()
-        if self._heard or head is None or head.weight.grad is None:
+        weight = None if head is None else weight_of(head)
+        if self._heard or weight is None or weight.grad is None:
             return
         self._unheard_steps += 1
         if self._unheard_steps == PATIENCE:

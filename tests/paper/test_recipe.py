@@ -28,7 +28,7 @@ CONSTANTS = {
     "gain_rank": 5,  # App. B.2
     "solver_iters": 50,  # App. D.7
     "warm_up_iters": 10,  # App. D.5
-    "tol": 1e-4,
+    "tol": 1e-5,
     "safety": 0.5,  # App. D.7
     "relaxation": 0.9,  # App. D.7
     "spike_max_raise": 1.25,  # App. C.1
@@ -240,6 +240,24 @@ def test_attached_it_is_algorithm_1(name, batch):
         torch.testing.assert_close(total, rows.t() @ (1 + found), rtol=1e-9, atol=1e-12)
         optimizer.step()
     assert weighted > batch / 8
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_drift_is_the_first_order_change_of_each_loss(name):
+    """Eq. 1, by really stepping: L_i changes by B * lr * drift_i, up to the square of lr."""
+    model = nn.Linear(6, 4).double()
+    optimizer = OPTIMIZERS[name](model.parameters())
+    optimizer.param_groups[0]["lr"] = lr = 1e-6
+    with primum.observe(model, optimizer, recipe="paper") as reducer:
+        for inputs, labels in batches(4, 16):
+            optimizer.zero_grad()
+            losses = nn.functional.cross_entropy(model(inputs), labels, reduction="none")
+            losses.mean().backward()
+            optimizer.step()
+            with torch.no_grad():
+                after = nn.functional.cross_entropy(model(inputs), labels, reduction="none")
+            expected = 16 * reducer.last.drift
+            torch.testing.assert_close((after - losses) / lr, expected, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

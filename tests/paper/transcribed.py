@@ -89,7 +89,7 @@ def pgd_warm_start(Q1, Q2, q, r, I_PGD, eta, t=2.0):
 
 
 def chambolle_pock(
-    Q1, Q2, q, r, lam_max, tol=1e-4, I_PGD=10, I_solver=50, t=2.0, safety=0.5, theta=0.9
+    Q1, Q2, q, r, lam_max, tol=1e-5, I_PGD=10, I_solver=50, t=2.0, safety=0.5, theta=0.9
 ):
     """Alg. 7. Also gives the number of iterations made, warm start included."""
     tau = safety / lam_max  # 2, 3

@@ -51,7 +51,7 @@ def chambolle_pock(
     *,
     iterations: int = 50,
     warm_up: int = 10,
-    tol: float = 1e-4,
+    tol: float = 1e-5,
     safety: float = 0.5,
     relaxation: float = 0.9,
 ) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,55 @@
+"""`benchmarks/gain_rank.py` runs and measures what it says."""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from primum.gram import Head
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def gain_rank(monkeypatch):
+    """Imported as its own directory sees it, as `python benchmarks/gain_rank.py` would."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    names = ("gain_rank", "_capture", "_common")
+    for name in names:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    yield importlib.import_module("gain_rank")
+    for name in names:
+        sys.modules.pop(name, None)
+
+
+def test_errors_are_relative_and_vanish_at_full_rank(gain_rank, rng):
+    features = torch.randn(6, 5, generator=rng)
+    features[:, -1] = 1
+    gradients, gain = torch.randn(6, 3, generator=rng), torch.rand(3, 5, generator=rng) + 0.1
+    found = gain_rank.errors(Head(features, gradients, gain, has_bias=True))
+    rows = (gradients.unsqueeze(2) * features.unsqueeze(1)).flatten(1).double()
+    u, s, vh = torch.linalg.svd(gain[:, :-1].double(), full_matrices=False)
+    rough = gain.double().clone()
+    rough[:, :-1] = s[0] * torch.outer(u[:, 0], vh[0])
+    exact, approximate = ((rows * each.flatten()) @ rows.t() for each in (gain.double(), rough))
+    expected = ((approximate - exact).norm() / exact.norm()).item()
+    assert found["Q1 r=1"] == pytest.approx(expected)
+    assert found["Q1 r=1"] > found["Q1 r=3"]
+    assert max(found["Q1 r=3"], found["Q2 r=3"]) < 1e-12
+
+
+def test_it_runs_on_digits(gain_rank, tmp_path, capsys):
+    out = tmp_path / "gain_rank.json"
+    assert gain_rank.main(["--steps", "2", "--batch", "16", "--out", str(out)]) == 0
+    content = json.loads(out.read_text())
+    assert [(row["model"], row["step"]) for row in content["results"]] == [
+        ("cnn", 1),
+        ("cnn", 2),
+        ("transformer", 1),
+        ("transformer", 2),
+    ]
+    assert all(0 < row["Q1 r=5"] < 1 for row in content["results"])
+    assert "64x10" in capsys.readouterr().out

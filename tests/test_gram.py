@@ -1,0 +1,252 @@
+"""The oracle is G itself, one sample at a time by automatic differentiation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from oracles import captured_head, gradients_of, gram_of, per_sample_gradients
+from primum import gram
+from primum.gram import (
+    Dense,
+    Head,
+    MatrixFree,
+    choose,
+    dense_is_cheaper,
+    diagonal_of,
+    matrix_of,
+)
+
+# Sums of at most a few hundred products of numbers of order 1, relative to the largest entry.
+TOLERANCE = {torch.float64: 1e-13, torch.float32: 1e-5}
+
+# Batch, positions (0: none), inputs, outputs.
+SIZES = {
+    "usual": (12, 0, 5, 4),
+    "one sample": (1, 0, 5, 4),
+    "more samples than parameters": (40, 0, 3, 2),
+    "one output": (6, 0, 4, 1),
+    "sequence": (5, 3, 6, 4),
+    "one position": (5, 1, 6, 4),
+    "one sequence": (1, 7, 3, 5),
+    "more sequences than parameters": (20, 3, 2, 2),
+}
+GAINS = ("number", "scalar", "elementwise")
+
+
+def _cases() -> Iterator[tuple[str, bool, str, torch.dtype]]:
+    """Every size with either kind of gain; two of them with everything."""
+    for name in SIZES:
+        every = name in ("usual", "sequence")
+        for bias, gain, dtype in product((True, False), GAINS, TOLERANCE):
+            if every or (bias and gain != "scalar" and dtype == torch.float64):
+                yield name, bias, gain, dtype
+
+
+@pytest.fixture(
+    params=_cases(), ids=lambda c: f"{c[0]}-{'' if c[1] else 'no '}bias-{c[2]}-{str(c[3])[-2:]}"
+)
+def case(request: pytest.FixtureRequest) -> Iterator[tuple[Head, Tensor]]:
+    """A head after one backward pass of a real loss, and G."""
+    name, *rest = request.param
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield make(SIZES[name], *rest)
+
+
+def make(
+    sizes: tuple[int, int, int, int], bias: bool, gain_kind: str, dtype: torch.dtype
+) -> tuple[Head, Tensor]:
+    batch, positions, inputs, outputs = sizes
+    linear = nn.Linear(inputs, outputs, bias=bias, dtype=torch.float64)
+    shape = (batch, positions, inputs) if positions else (batch, inputs)
+    x = torch.randn(shape, dtype=torch.float64)
+    if outputs == 1:
+        targets = torch.randn((*shape[:-1], 1), dtype=torch.float64)
+        loss = nn.functional.mse_loss
+    else:
+        targets = torch.randint(outputs, shape[:-1])
+        loss = nn.functional.cross_entropy
+    explicit = per_sample_gradients(linear, x, targets, loss)
+    head = captured_head(linear, x, targets, loss)
+    gains: dict[str, Tensor | float] = {
+        "number": 1.9,
+        "scalar": torch.tensor(0.3, dtype=dtype),
+        "elementwise": (10 ** torch.empty(explicit.shape[1:]).uniform_(-2, 2)).to(dtype),
+    }
+    head = Head(head.features.to(dtype), head.output_gradients.to(dtype), gains[gain_kind])
+    return head, explicit
+
+
+def close(got: Tensor, expected: Tensor) -> None:
+    assert got.shape == expected.shape
+    assert (got.double() - expected).abs().max() <= TOLERANCE[got.dtype] * expected.abs().max()
+
+
+def double(gain: Tensor | float) -> Tensor | float:
+    return gain.double() if isinstance(gain, Tensor) else gain
+
+
+def test_captured_factors_are_the_gradients(case):
+    head, explicit = case
+    close(gradients_of(head).to(head.features.dtype), explicit)
+
+
+def test_matrix(case):
+    head, explicit = case
+    close(matrix_of(head), gram_of(explicit, double(head.gain)))
+
+
+def test_diagonal(case):
+    head, explicit = case
+    expected = gram_of(explicit, double(head.gain)).diagonal()
+    close(diagonal_of(head), expected)
+    close(MatrixFree(head).diagonal, expected)
+    close(Dense(matrix_of(head)).diagonal, expected)
+
+
+def test_products(case):
+    head, explicit = case
+    vector = torch.randn(len(explicit), dtype=head.features.dtype)
+    expected = gram_of(explicit, double(head.gain)) @ vector.double()
+    for form in (Dense(matrix_of(head)), MatrixFree(head)):
+        close(form.times(vector), expected)
+
+
+def test_scaled_products(case):
+    """The solver's own units: `diag(scale) gram diag(scale)`."""
+    head, explicit = case
+    vector, scale = torch.randn(2, len(explicit), dtype=head.features.dtype)
+    matrix = gram_of(explicit, double(head.gain))
+    expected = scale.double() * (matrix @ (scale * vector).double())
+    for form in (Dense(matrix_of(head)), MatrixFree(head)):
+        before = form.times(vector).clone()
+        close(form.scaled(scale).times(vector), expected)
+        assert torch.equal(form.times(vector), before)
+
+
+def test_along(case):
+    head, explicit = case
+    displacement = torch.randn(explicit.shape[1:], dtype=head.features.dtype)
+    close(head.along(displacement), explicit.flatten(1) @ displacement.double().flatten())
+
+
+def test_summing_over_positions_first_would_be_wrong(rng):
+    """Design, section 3: a sequence's gradient is a sum of outer products, not the reverse."""
+    x, g = (torch.randn(4, 3, n, generator=rng, dtype=torch.float64) for n in (5, 2))
+    right, wrong = Head(x, g, 1.0), Head(x.sum(1), g.sum(1), 1.0)
+    close(matrix_of(right), gram_of(gradients_of(right), 1.0))
+    assert (matrix_of(wrong) - matrix_of(right)).norm() > 0.1 * matrix_of(right).norm()
+
+
+def test_the_bias_is_a_column_of_ones_not_the_identity(rng):
+    """The paper prints `x x' + I` (App. B); G has the all-ones matrix there."""
+    x, g = (torch.randn(6, n, generator=rng, dtype=torch.float64) for n in (3, 2))
+    head = Head(nn.functional.pad(x, (0, 1), value=1.0), g, 1.0)
+    linear = nn.Linear(3, 2, dtype=torch.float64)
+    # A loss with these gradients: linear in the outputs, times B because rows of G hold 1 / B.
+    explicit = per_sample_gradients(linear, x, 6 * g, lambda out, target: out @ target)
+    close(matrix_of(head), gram_of(explicit, 1.0))
+    printed = (x @ x.t() + torch.eye(6)) * (g @ g.t())
+    assert (printed - matrix_of(head)).norm() > 0.1 * matrix_of(head).norm()
+
+
+@pytest.mark.parametrize("entries", [1, 50, 130, 1 << 22])
+def test_chunks_change_nothing(case, entries, monkeypatch):
+    """From one output at a time to all of them at once."""
+    head, explicit = case
+    monkeypatch.setattr(gram, "CHUNK_ENTRIES", entries)
+    expected = gram_of(explicit, double(head.gain))
+    close(matrix_of(head), expected)
+    close(diagonal_of(head), expected.diagonal())
+
+
+def test_chunks_bound_the_memory(monkeypatch):
+    """No part that is formed holds more entries than it may, unless one output alone does."""
+    head, _ = make((6, 0, 5, 16), True, "elementwise", torch.float64)
+    monkeypatch.setattr(gram, "CHUNK_ENTRIES", 4 * 6 * 6)
+    parts = list(gram._gradients_by_output(head))
+    assert [part.numel() for part in parts] == [4 * 6 * 6] * 4
+
+
+def test_nothing_is_modified(case):
+    head, explicit = case
+    kept = [t.clone() for t in (head.features, head.output_gradients)]
+    gain = head.gain.clone() if isinstance(head.gain, Tensor) else head.gain
+    vector = torch.ones(len(explicit), dtype=head.features.dtype)
+    for form in (Dense(matrix_of(head)), MatrixFree(head)):
+        form.scaled(2 * vector).times(form.times(vector))
+    assert all(
+        torch.equal(*pair)
+        for pair in zip(kept, (head.features, head.output_gradients), strict=True)
+    )
+    assert (torch.as_tensor(head.gain) == gain).all()
+
+
+def test_what_factorises():
+    uniform = make(SIZES["usual"], True, "scalar", torch.float64)[0]
+    sequence = make(SIZES["sequence"], True, "number", torch.float64)[0]
+    elementwise = make(SIZES["usual"], True, "elementwise", torch.float64)[0]
+    assert uniform.factorises
+    assert not sequence.factorises
+    assert not elementwise.factorises
+    assert sequence.uniform_gain
+    assert not elementwise.uniform_gain
+
+
+# --- the cost model -------------------------------------------------------------------------------
+
+
+def costs(batch, inputs, outputs, *, positions=1, products=22, factorises=True) -> bool:
+    return dense_is_cheaper(
+        batch, positions, inputs, outputs, products=products, factorises=factorises
+    )
+
+
+def test_small_batches_are_dense():
+    """B = 128 is dense for all heads of the benchmark, as measured in design.md, section 3."""
+    for size, uniform in product([(65, 10), (385, 100), (769, 200)], [True, False]):
+        assert costs(32, *size, factorises=uniform)
+        assert costs(128, *size, factorises=True)
+
+
+def test_large_batches_with_small_heads_are_not():
+    assert not costs(8192, 65, 10)
+    assert not costs(4096, 65, 10, factorises=False)
+    assert not costs(4096, 769, 200, factorises=False)
+
+
+def test_more_products_never_make_the_matrix_dearer():
+    """Its price is paid once: what is dense for few products stays so for more."""
+    for batch, size, uniform in product(
+        [64, 512, 2048, 8192], [(65, 10), (769, 200)], [True, False]
+    ):
+        chosen = [
+            costs(batch, *size, products=n, factorises=uniform) for n in (1, 4, 16, 64, 256, 1024)
+        ]
+        if 8 * batch * batch < 4 * batch * size[0] * size[1]:  # else its products are dearer, too
+            assert chosen == sorted(chosen)
+
+
+def test_choose_follows_the_cost_model(monkeypatch):
+    calls = []
+
+    def model(*sizes: int, products: int, factorises: bool) -> bool:
+        calls.append((sizes, products, factorises))
+        return answer
+
+    monkeypatch.setattr(gram, "dense_is_cheaper", model)
+    flat = make((8, 0, 5, 4), True, "elementwise", torch.float64)[0]
+    sequence = make((5, 3, 6, 4), False, "number", torch.float64)[0]
+    for head, answer in product((flat, replace(flat, gain=1.0), sequence), (True, False)):
+        assert isinstance(choose(head, 22), Dense if answer else MatrixFree)
+    assert calls[::2] == [
+        ((8, 1, 6, 4), 22, False),
+        ((8, 1, 6, 4), 22, True),
+        ((5, 3, 6, 4), 22, False),
+    ]
