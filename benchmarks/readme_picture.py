@@ -37,7 +37,8 @@ def _losses(axes: Any, runs: list[dict[str, Any]]) -> None:
         curves = np.array([r["test_loss"] for r in runs if r["settings"]["arm"] == arm])
         epochs = np.arange(1, curves.shape[1] + 1)
         axes.plot(epochs, curves.mean(0), DASHES[arm], color=colour, label=arm)
-    axes.set(xlabel="epoch", ylabel="test loss", title="CNN, SGD: mean of ten seeds")
+    title = f"CNN, SGD: mean of {len(curves)} seeds"
+    axes.set(xlabel="epoch", ylabel="test loss", title=title)
 
 
 def _batch(axes: Any, run: dict[str, Any]) -> None:

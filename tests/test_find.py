@@ -138,6 +138,11 @@ FOUND: dict[str, tuple[nn.Module, str]] = {
         net(model=net(body=conv_body(), fc=Linear(8, 10)), loss=nn.MSELoss()),
         "model.fc",
     ),
+    "a usual name without a linear layer": (
+        net(body=conv_body(), head=nn.LayerNorm(8), out=Linear(8, 3)),
+        "out",
+    ),
+    "a router": (net(body=conv_body(), router=net(gate=Linear(8, 4)), out=Linear(8, 3)), "out"),
     "something called module that is no wrapper": (
         net(module=mlp(4, 8, 8), out=Linear(8, 3)),
         "out",
@@ -190,6 +195,10 @@ DOUBTFUL: dict[str, tuple[nn.Module, list[str]]] = {
     "timm, two heads": (Timm(lambda m: (m.head, m.head_dist)), ["head", "head_dist"]),
     "a dictionary of heads": (
         net(body=conv_body(), heads=nn.ModuleDict({"a": Linear(8, 3), "b": Linear(8, 3)})),
+        ["heads.a", "heads.b"],
+    ),
+    "a dictionary of heads of different widths": (
+        net(body=conv_body(), heads=nn.ModuleDict({"a": Linear(8, 3), "b": Linear(9, 3)})),
         ["heads.a", "heads.b"],
     ),
     "a list of heads": (

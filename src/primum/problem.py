@@ -197,7 +197,7 @@ def recover(multipliers: Tensor, products: Tensor, problem: Problem, iterations:
     after = torch.addcmul(drift, products, scale, value=-1)
     objectives = after.clamp_min(0).sum(1).addcmul(used, used, value=0.5 / most)
     # A solver that has arrived may run into 0 / 0: points that are not numbers do not count.
-    objective, best = objectives.nan_to_num(nan=torch.inf).min(0)
+    objective, best = objectives.nan_to_num(nan=torch.inf, posinf=torch.inf).min(0)
     # `torch.embedding` is a row look-up that takes a scalar tensor; indexing by one would sync.
     return Solution(
         extra_weights=torch.embedding(multipliers * scale, best).nan_to_num(nan=0.0),

@@ -1,7 +1,7 @@
 """What is trained and how: each recipe is one model with the optimizer and schedule that suit it.
 
 Learning rates and weight decays were chosen for the base arm alone, by its test accuracy over other
-seeds than the demo's (grids of factor 2 in lr; both optima lie inside): no other arm is tuned.
+seeds than the demo's (grids of factor 2 in lr; the best lr lies inside): no other arm is tuned.
 The schedule is short on purpose: after 40 epochs every arm has fitted the training images, and what
 made training faster need not show any more.
 """
