@@ -45,7 +45,7 @@ def attach(
     Returns:
         The `Reducer`: `.last` reports on the last step, `.remove()` ends it. Need not be kept.
 
-    Example:
+    Examples:
         >>> model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         >>> reducer = primum.attach(model, optimizer)

@@ -27,7 +27,7 @@ class Problem:
         reach: Radius of the trust region, in the optimizer's own metric. Scalar tensor.
         max_extra_weight: No sample gets more extra weight than this.
 
-    Example:
+    Examples:
         >>> gram = torch.tensor([[1.0, -0.5], [-0.5, 1.0]])
         >>> problem = Problem.dense(gram, drift=torch.tensor([0.3, -0.6]), reach=0.2)
         >>> solve(problem).extra_weights

@@ -73,7 +73,7 @@ class PaperSettings:
 class Paper:
     """A `Recipe`: settings, and the guards' moving averages as its state.
 
-    Example:
+    Examples:
         >>> model = nn.Linear(8, 3)
         >>> optimizer = torch.optim.AdamW(model.parameters())
         >>> recipe = primum.paper.Paper(primum.paper.PaperSettings(gain_rank=3))
