@@ -20,7 +20,7 @@ OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
     "SGD": lambda params: SGD(params, lr=0.1, momentum=0.9, weight_decay=5e-4),
     "AdamW": lambda params: AdamW(params, lr=2e-3, weight_decay=0.05),
 }
-MOMENTS = (0, 1, 2, 4, 8, 16, 32, 48, 64, 96)  # steps kept; at 0 nothing is remembered yet
+MOMENTS = (0, 1, 2, 4, 8, 16, 24, 32, 48, 64)  # steps kept; at 0 nothing is remembered yet
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -124,8 +124,8 @@ def test_the_count_would_see_a_sync():
 # --- on an accelerator without values -------------------------------------------------------------
 
 
-def phantom_step(kind: str, capturable: bool, bias: bool, shape: tuple[int, ...]) -> None:
-    """Three steps of forward, backward with a reducer attached, optimizer, on fake tensors."""
+def phantom_step(kind: str, *, capturable: bool, bias: bool, shape: tuple[int, ...]) -> None:
+    """Two steps of forward, backward with a reducer attached, optimizer, on fake tensors."""
     device = "cuda" if torch.backends.cuda.is_built() else "phantom"
     with FakeTensorMode():
         with torch.device(device):
@@ -134,8 +134,8 @@ def phantom_step(kind: str, capturable: bool, bias: bool, shape: tuple[int, ...]
             optimizer: optim.Optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         else:
             optimizer = optim.AdamW(model.parameters(), capturable=capturable)
-        reducer = primum.attach(model, optimizer)
-        for number in range(3):
+        reducer = primum.attach(model, optimizer, max_iters=3)
+        for number in range(2):
             inputs = torch.randn(*shape, 6, device=device)
             labels = torch.randint(4, shape, device=device)
             optimizer.zero_grad()
@@ -159,11 +159,10 @@ def phantom() -> None:
         module = backend_registration._DummyBackendModule()
         module.get_amp_supported_dtype = lambda: [torch.float16]  # type: ignore[attr-defined]
         backend_registration._setup_privateuseone_for_python_backend("phantom", module)
-    for bias in (True, False):
-        for shape in ((16,), (5, 3)):
-            phantom_step("SGD", False, bias, shape)
-            phantom_step("AdamW", True, bias, shape)
-            phantom_step("AdamW", False, bias, shape)
+    phantom_step("SGD", capturable=False, bias=True, shape=(16,))
+    phantom_step("AdamW", capturable=True, bias=True, shape=(16,))
+    phantom_step("AdamW", capturable=True, bias=False, shape=(5, 3))
+    phantom_step("AdamW", capturable=False, bias=True, shape=(5, 3))
 
 
 @pytest.mark.skipif(
@@ -183,7 +182,7 @@ def test_a_training_step_on_an_accelerator_without_values():
         check=False,
     )
     assert ran.returncode == 0, ran.stderr
-    assert len(ran.stdout.splitlines()) == 2 * 2 * 3 * 3
+    assert len(ran.stdout.splitlines()) == 4 * 2
 
 
 # --- compiled -------------------------------------------------------------------------------------
@@ -221,9 +220,7 @@ def test_solve_compiles_whole_and_once(route, elementwise):
     compiled = torch.compile(solve, fullgraph=True, backend=counter)
     for seed in range(3):
         problem = problem_of(route, elementwise, seed)
-        same(
-            compiled(problem, max_iters=8), solve(problem, max_iters=8)
-        )  # quicker to trace than 20
+        same(compiled(problem, 8), solve(problem, 8))  # quicker to trace than 20
     assert counter.frame_count == 1  # once, whatever the values
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from itertools import product
 
 import pytest
@@ -51,18 +52,18 @@ def _cases() -> Iterator[tuple[str, bool, str, torch.dtype]]:
 @pytest.fixture(
     params=_cases(), ids=lambda c: f"{c[0]}-{'' if c[1] else 'no '}bias-{c[2]}-{str(c[3])[-2:]}"
 )
-def case(request: pytest.FixtureRequest) -> Iterator[tuple[Head, Tensor]]:
+def case(request: pytest.FixtureRequest) -> tuple[Head, Tensor]:
     """A head after one backward pass of a real loss, and G."""
     name, *rest = request.param
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        yield make(SIZES[name], *rest)
+    return make(SIZES[name], *rest)
 
 
+@cache
 def make(
     sizes: tuple[int, int, int, int], bias: bool, gain_kind: str, dtype: torch.dtype
 ) -> tuple[Head, Tensor]:
     batch, positions, inputs, outputs = sizes
+    torch.manual_seed(0)
     linear = nn.Linear(inputs, outputs, bias=bias, dtype=torch.float64)
     shape = (batch, positions, inputs) if positions else (batch, inputs)
     x = torch.randn(shape, dtype=torch.float64)

@@ -97,6 +97,19 @@ def test_an_optimizer_without_hooks() -> None:
         assert report_of(reducer).extra_weights.max() > 0.01
 
 
+def test_steps_of_a_head_that_has_changed_or_gone() -> None:
+    model, optimizer = make()
+    primum.attach(model, optimizer)
+    nn.utils.parametrizations.weight_norm(model[2])
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    for _ in range(3):
+        optimizer.step()  # and does not ask a computed weight for its gradient
+    watch = Watch(optimizer, nn.Linear(3, 2))
+    optimizer.step()
+    watch.remove()
+
+
 def test_removed() -> None:
     model = Uncalled().double()
     optimizer = optim.SGD(model.parameters(), **SGD)

@@ -93,7 +93,8 @@ def predict_head(head: nn.Linear, owners: Mapping[str, Optimizer], grad: Tensor)
                 for part, share in zip(parts, fractions, strict=True)
             )
         ),
-        parts[0].lr / fractions[0],
+        # The larger lr: one of these fractions is 1, the other may stand in for 0.
+        (parts[0].lr + parts[1].lr) / (fractions[0] + fractions[1]),
     )
 
 

@@ -74,7 +74,7 @@ def test_erratum_pca_lowrank_is_not_the_svd():
 
 
 def test_erratum_a_gain_of_rank_five_is_not_positive(captured):
-    """Sec. 4.6 takes Q_1 and Q_2 to be positive; made from a rank-5 gain (Sec. 4.5) they are not."""
+    """Sec. 4.6 takes Q_1 and Q_2 to be positive; made from a rank-5 gain they are not."""
     early = [m for m in of(captured, "AdamW", 512) if m.number in (1, 2, 4)]
     least = {5: 0.0, 10: 0.0}
     for moment in early:

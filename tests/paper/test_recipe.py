@@ -359,11 +359,20 @@ def test_a_poisoned_batch_falls_back_to_plain_gradients(name):
 
 
 @pytest.mark.parametrize("gain", [1.0, torch.ones(3, 5)])
-def test_gradients_of_zero_are_no_trouble(gain):
-    head = Head(torch.ones(4, 5), torch.zeros(4, 3), gain, has_bias=True)
-    solution = Paper()(head, Update(torch.zeros(3, 5), gain, 0.1), torch.zeros(4))
+def test_gradients_of_zero_are_no_trouble(gain, rng):
+    """No weights, and no condition number that could enter the average."""
+    features, gradients = torch.ones(4, 5), torch.randn(4, 3, generator=rng)
+    usual = Head(features * torch.rand(4, 5, generator=rng), gradients, gain, has_bias=True)
+    nothing = Head(features, torch.zeros(4, 3), gain, has_bias=True)
+    recipe = Paper()
+    recipe(usual, Update(torch.ones(3, 5), gain, 0.1), usual.along(torch.ones(3, 5)))
+    before = recipe.state_dict()["averages"]
+    solution = recipe(nothing, Update(torch.zeros(3, 5), gain, 0.1), torch.zeros(4))
     assert torch.equal(solution.extra_weights, torch.zeros(4))
     assert solution.objective == 0
+    after = recipe.state_dict()["averages"]
+    assert after["condition"] == before["condition"]
+    assert after["spike"] < before["spike"]  # a step of length 0 does count
 
 
 @pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])

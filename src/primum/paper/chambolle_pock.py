@@ -77,5 +77,5 @@ def chambolle_pock(
         made = made + going
         weights = torch.where(going, moved, weights)
         extrapolated = weights + relaxation * update
-        going = going & (update.abs().mean() > tol)
+        going = update.abs().mean() > tol  # and stays False: there is no update then
     return weights, made

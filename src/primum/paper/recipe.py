@@ -114,7 +114,7 @@ class Paper:
         generator = torch.Generator(drift.device).manual_seed(self._calls)
         rate = scalar(lr.squeeze()) if isinstance(lr, Tensor) else lr
         lr = (drift.new_ones(()) * rate).to(drift.dtype)
-        safe_lr = torch.where(lr > 0, lr, 1.0)
+        safe_lr = torch.where(lr > 0, lr, 1.0)  # lr = 0 makes a problem of zeros, with zero weights
         averages: dict[str, Tensor] = {}
         clipped, guarded_drift, averages["spike"] = spike_guard(
             step_squared * lr.square(),
@@ -152,7 +152,6 @@ class Paper:
             safety=own.safety,
             relaxation=own.relaxation,
         )
-        weights = torch.where(lr > 0, weights, 0.0)
         # The report is on the problem as it was before the guards.
         drift_after = drift - gram @ weights
         finite = drift_after.isfinite().all()
