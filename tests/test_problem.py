@@ -219,6 +219,26 @@ def test_opposite_gradients_cancel_and_stay_feasible():
     assert (solution.extra_weights <= 2.0).all()
     assert solution.objective.item() == pytest.approx(1.0, abs=1e-5)
     assert solution.lower_bound <= 1.0
+    # Bounding the rounding error costs a little; leaving the step alone does not.
+    assert solve(problem).objective == 1.0
+
+
+@pytest.mark.parametrize("dense", [True, False], ids=["dense", "matrix-free"])
+@pytest.mark.parametrize("apart", [1e-6, 1e-5, 1e-4, 1e-3])
+def test_almost_opposite_gradients_stay_within_reach(apart, dense):
+    """In float32, the length of what is left of them is rounding error, and may come out as 0."""
+    for seed in range(30):
+        rng = torch.Generator().manual_seed(seed)
+        x, g = torch.randn(1, 5, generator=rng), torch.randn(1, 3, generator=rng)
+        head = Head(torch.cat([x, x]), torch.cat([g, -g * (1 + apart)]), 1.0)
+        gram = Dense(matrix_of(head)) if dense else MatrixFree(head)
+        drift, reach = torch.tensor([0.5, 0.5]), torch.tensor(0.1 * apart)
+        gamma = torch.ones(1, 2)
+        problem = Problem(gram, drift, reach)
+        solution = recover(gamma, gram.times(gamma[0]).unsqueeze(0), problem, 1)
+        literal = Literal.of(head, drift, reach)
+        assert literal.length(solution.extra_weights) ** 2 <= literal.reach**2 * (1 + 1e-5)
+        assert solution.lower_bound.item() <= literal.objective(torch.zeros(2))
 
 
 def test_the_best_point_is_taken_and_the_best_bound():

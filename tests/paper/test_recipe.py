@@ -17,6 +17,7 @@ from paper.transcribed import PaperByHand
 from primum.gram import Head
 from primum.paper import Paper, PaperSettings
 from primum.paper import recipe as recipe_module
+from primum.paper.low_rank import gram_matrices
 from primum.update import Update
 
 LR = {"SGD": 0.1, "AdamW": 2e-3}
@@ -144,6 +145,17 @@ def test_every_setting_does_what_it_says(name):
         np.testing.assert_allclose(found.numpy(), by_hand.step(head, update), atol=tolerance)
         differs += (found - default(head, update, drift).extra_weights).abs().sum().item()
     assert differs > 1e-3
+
+
+def test_the_report_is_on_the_problem_before_the_guards():
+    recipe = Paper()
+    for head, update, drift in eventful_run():
+        solution = recipe(head, update, drift)
+        gram, _ = gram_matrices(head, 5)
+        after = drift - gram @ solution.extra_weights
+        torch.testing.assert_close(solution.drift_after, after, rtol=1e-9, atol=1e-12)
+        assert solution.objective.item() == pytest.approx(after.clamp_min(0).sum().item())
+        assert solution.lower_bound.isnan()  # the method has no certificate
 
 
 def test_the_spectral_norm_is_reused(captured, monkeypatch):
@@ -343,6 +355,23 @@ def test_a_step_that_is_not_finite_leaves_no_trace(captured, optimizer, value):
             assert torch.equal(trouble.extra_weights, torch.zeros(32, dtype=torch.float64))
         assert torch.equal(found(*step).extra_weights, expected(*step).extra_weights)
     assert found.state_dict()["averages"] == expected.state_dict()["averages"]
+
+
+def test_a_drift_that_is_infinite_is_trouble_too(captured):
+    head, update, drift = run_of(captured, "SGD", 32)[0]
+    drift[5] = torch.inf
+    trouble = Paper()(head, update, drift)
+    assert trouble.objective.isnan()
+    assert torch.equal(trouble.extra_weights, torch.zeros_like(drift))
+
+
+def test_without_a_radius_nothing_is_solved_or_remembered(captured):
+    recipe = Paper(PaperSettings(radius=0.0))
+    head, update, drift = run_of(captured, "SGD", 32)[0]
+    solution = recipe(head, update, drift)
+    assert solution.iterations == 0
+    assert torch.equal(solution.drift_after, drift)
+    assert recipe.state_dict() == {"calls": 0, "averages": {}}
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
