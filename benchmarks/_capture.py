@@ -22,6 +22,7 @@ import primum
 from primum.gram import Head
 from primum.paper import Paper
 from primum.problem import Solution
+from primum.recipe import Recipe
 from primum.update import Update
 
 BASE_BATCH = 128  # the paper's; its learning rates grow with the square root of the batch
@@ -146,7 +147,7 @@ def optimizer_of(kind: str, model: nn.Module, batch: int = BASE_BATCH) -> Optimi
 
 @dataclass(frozen=True)
 class Moment:
-    """What a recipe was given in one step, and the state of the paper's guards before it.
+    """What a recipe was given in one step, and its state (the paper's guards) before it.
 
     Shapes: head.features [B, d], update.step [d_out, d], drift [B].
     """
@@ -159,15 +160,15 @@ class Moment:
 
 
 class Recorder:
-    """The paper's recipe, with what it is given at some of its calls, counted from 1, kept."""
+    """A recipe, with what it is given at some of its calls, counted from 1, kept."""
 
     name = "recorder"
 
-    def __init__(self, at: Sequence[int]) -> None:
+    def __init__(self, at: Sequence[int], recipe: Recipe) -> None:
         self.moments: list[Moment] = []
         self._at = set(at)
         self._calls = 0
-        self._inner = Paper()
+        self._inner = recipe
 
     def __call__(self, head: Head, update: Update, drift: Tensor) -> Solution:
         self._calls += 1
@@ -197,9 +198,10 @@ def record(
     batches: Iterator[tuple[Tensor, Tensor]],
     steps: int,
     at: Sequence[int],
+    recipe: Recipe | None = None,
 ) -> Iterator[list[Moment]]:
-    """Train with the paper's recipe; after each step, what has been recorded so far."""
-    recorder = Recorder(at)
+    """Train, with the paper's recipe if not told; after each step, what was recorded so far."""
+    recorder = Recorder(at, recipe or Paper())
     scheduler = CosineAnnealingLR(optimizer, steps)
     with primum.attach(model, optimizer, recipe=recorder):
         for images, labels in batches:
