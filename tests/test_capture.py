@@ -26,7 +26,11 @@ def head() -> nn.Linear:
 def heard(head: nn.Linear) -> list[tuple[Tensor, Tensor]]:
     """The calls of a head, as a Listener hears them."""
     calls: list[tuple[Tensor, Tensor]] = []
-    Listener(head, lambda module, features, output: calls.append((features, output)))
+    Listener(
+        head,
+        lambda module, features, output: calls.append((features, output)),
+        lambda gradient, features, training: None,
+    )
     return calls
 
 
@@ -76,7 +80,7 @@ class TestListener:
 
     def test_removed(self, head: nn.Linear) -> None:
         calls: list[Any] = []
-        listener = Listener(head, lambda *args: calls.append(args))
+        listener = Listener(head, lambda *args: calls.append(args), lambda *args: None)
         listener.remove()
         assert not head._forward_hooks
         head(torch.randn(3, 6))
@@ -303,12 +307,54 @@ class TestCompile:
         with torch.no_grad():
             torch.testing.assert_close(compiled(inputs), model(inputs))
 
-    def test_whole_graphs_in_training_are_refused_by_torch(self) -> None:
+    @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+    def test_whole_graphs(self, backend: str) -> None:
         model, optimizer = make(dtype=torch.float32)
-        primum.attach(model, optimizer)
-        compiled = torch.compile(model, backend="eager", fullgraph=True)
-        with pytest.raises(torch._dynamo.exc.Unsupported, match="_hear"):
-            compiled(batch(0, 24, dtype=torch.float32)[0])
+        reducer = primum.attach(model, optimizer)
+        compiled = torch.compile(model, backend=backend, fullgraph=True)
+        for _ in range(2):
+            self.check(model, compiled, reducer)
+            optimizer.step()
+        reducer.enabled = False
+        assert self.is_plain(model, compiled)
+        reducer.remove()
+        assert self.is_plain(model, compiled)
+
+    def is_plain(self, model: nn.Sequential, compiled: Callable[[Tensor], Tensor]) -> bool:
+        inputs, labels = batch(0, 24, dtype=torch.float32)
+        twin = copy.deepcopy(model)
+        for net, forward in ((model, compiled), (twin, twin)):
+            net.zero_grad()
+            F.cross_entropy(forward(inputs), labels).backward()
+        assert_close(gradients(model), gradients(twin), 1e-6)
+        return True
+
+    def test_whole_graph_of_the_losses_under_autocast(self) -> None:
+        model, optimizer = make(dtype=torch.float32)
+        reducer = primum.attach(model, optimizer)
+
+        def loss_of(inputs: Tensor, labels: Tensor) -> Tensor:
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                return F.cross_entropy(model(inputs), labels)
+
+        inputs, labels = batch(0, 24, dtype=torch.float32)
+        loss_of(inputs, labels).backward()
+        expected = report_of(reducer).extra_weights
+        assert expected.max() > 0.01
+        model.zero_grad()
+        torch.compile(loss_of, backend="aot_eager", fullgraph=True)(inputs, labels).backward()
+        report = report_of(reducer)
+        assert report.extra_weights is not expected
+        torch.testing.assert_close(report.extra_weights, expected, rtol=0.02, atol=0.01)
+
+    def test_compiled_in_eval_mode_is_said(self) -> None:
+        model, optimizer = make(dtype=torch.float32)
+        reducer = primum.attach(model, optimizer)
+        compiled = torch.compile(model.eval(), backend="aot_eager", fullgraph=True)
+        inputs, labels = batch(0, 24, dtype=torch.float32)
+        with pytest.warns(RuntimeWarning, match="eval mode"):
+            F.cross_entropy(compiled(inputs), labels).backward()
+        assert not report_of(reducer).applied
 
     def test_export(self) -> None:
         model, optimizer = make(dtype=torch.float32)

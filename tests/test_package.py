@@ -16,13 +16,14 @@ ROOT = Path(__file__).parent.parent
 
 # Imports never point up: a file may import those before it alone. Files on a line are one storey.
 ORDER = [
-    ["capture", "rules", "find"],
-    ["dryrun", "watch"],
+    ["capture", "rules", "find", "mailbox"],
+    ["dryrun", "watch", "trouble"],
     ["update"],
     ["gram"],
     ["problem"],
     ["solve"],
     ["report", "recipe"],
+    ["rescale", "weigh"],
     ["reducer"],
     ["attach"],
     ["__init__"],

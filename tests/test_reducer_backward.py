@@ -113,7 +113,10 @@ class TestOtherBackwards:
         batches = [batch(0, 24), batch(1, 10)]
         losses = [F.cross_entropy(model(x), y) for x, y in batches]
         weigh = reducer._weigh
-        reducer._weigh = lambda *args: (weigh(*args), reports.append(report_of(reducer)))[0]
+        reducer._weigh = lambda *args, **kwargs: (
+            weigh(*args, **kwargs),
+            reports.append(report_of(reducer)),
+        )[0]
         sum(losses).backward()
         ws = {len(r.extra_weights): r.extra_weights for r in reports}
         assert set(ws) == {24, 10}

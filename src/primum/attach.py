@@ -24,6 +24,8 @@ def attach(
     max_extra_weight: float = 2.0,
     max_iters: int = 20,
     recipe: Recipe | str = "primum",
+    per: str = "sample",
+    scaler: Any = None,
 ) -> Reducer:
     """Reduce per-sample interference in every step from here on. The training loop stays as it is.
 
@@ -41,6 +43,9 @@ def attach(
         max_iters: Solver iterations per step.
         recipe: "primum"; "paper" for the paper's own method; or a recipe object, which brings its
             settings along.
+        per: "sample": weights for rows of the first dimension. "token": for every position of
+            inputs [B, T, d] by itself.
+        scaler: The `torch.amp.GradScaler` of the loop, if it has one.
 
     Returns:
         The `Reducer`: `.last` reports on the last step, `.remove()` ends it. Need not be kept.
@@ -56,7 +61,7 @@ def attach(
         True
     """
     chosen = _recipe(recipe, radius, max_extra_weight, max_iters)
-    return _make(model, optimizer, head, chosen, apply=True)
+    return _make(model, optimizer, head, chosen, per, scaler, apply=True)
 
 
 def observe(
@@ -68,10 +73,12 @@ def observe(
     max_extra_weight: float = 2.0,
     max_iters: int = 20,
     recipe: Recipe | str = "primum",
+    per: str = "sample",
+    scaler: Any = None,
 ) -> Reducer:
     """Measure interference and leave the gradients alone, bit for bit. Arguments as `attach`."""
     chosen = _recipe(recipe, radius, max_extra_weight, max_iters)
-    return _make(model, optimizer, head, chosen, apply=False)
+    return _make(model, optimizer, head, chosen, per, scaler, apply=False)
 
 
 def _recipe(recipe: Recipe | str, radius: float, max_extra_weight: float, max_iters: int) -> Recipe:
@@ -101,9 +108,13 @@ def _make(
     optimizer: Optimizer | Iterable[Optimizer] | Any,
     head: nn.Linear | str | None,
     recipe: Recipe,
+    per: str,
+    scaler: Any,
     *,
     apply: bool,
 ) -> Reducer:
+    if per not in ("sample", "token"):
+        raise ValueError(f'per must be "sample" or "token", got {per!r}')
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
     linear = find_head(model) if head is None else _given_head(model, head)
@@ -122,7 +133,7 @@ def _make(
         owners["bias"] = bias_owner  # otherwise nothing moves it: a constant
     for part, owner in owners.items():
         check_supported(owner, getattr(linear, part), f"{name}.{part}")
-    return Reducer(linear, owners, recipe, apply=apply)
+    return Reducer(linear, owners, recipe, apply=apply, per=per, scaler=scaler)
 
 
 def _check_head(model: nn.Module, head: nn.Linear, name: str) -> None:

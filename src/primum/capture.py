@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import weakref
 from collections.abc import Callable
 from typing import Any, TypeAlias
@@ -14,6 +15,9 @@ from torch.autograd.graph import GradientEdge, Node
 from torch.utils.hooks import RemovableHandle
 
 OnPass: TypeAlias = Callable[[nn.Module, Tensor, Tensor], None]
+OnArrival: TypeAlias = Callable[[Tensor, Callable[[], Tensor], bool], Tensor | None]
+
+_NUMBERS = itertools.count()
 
 NEAR = 6  # Nodes between the head's output and its weight: views, casts, the transpose.
 
@@ -103,31 +107,80 @@ def _accumulator(node: Node, weight: Tensor) -> Node | None:
     return None
 
 
+# A graph that torch.compile makes can name a listener by number alone.
+_LISTENERS: weakref.WeakValueDictionary[int, Listener] = weakref.WeakValueDictionary()
+
+
+@torch.library.custom_op("primum::arrive", mutates_args=())
+def arrive(gradient: Tensor, features: Tensor, number: int, training: bool) -> Tensor:
+    """In a compiled backward pass: the gradient to hand on, in new memory."""
+    listener = _LISTENERS.get(number)
+    weighted = None if listener is None else listener.arrived(gradient, features, training)
+    return gradient.clone() if weighted is None else weighted
+
+
+@arrive.register_fake
+def _(gradient: Tensor, features: Tensor, number: int, training: bool) -> Tensor:
+    return torch.empty_like(gradient)
+
+
+class Carry(torch.autograd.Function):
+    """The identity at the head's output, whose backward is an operation that compilers keep."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, features: Tensor, number: int, training: bool) -> Tensor:
+        ctx.save_for_backward(features)
+        ctx.number, ctx.training = number, training
+        return output.view_as(output)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        (features,) = ctx.saved_tensors
+        return arrive(gradient, features, ctx.number, ctx.training), None, None, None
+
+
 class Listener:
-    """A forward hook on the head that calls `on_pass` for calls that a gradient can come back to.
+    """A forward hook on the head, heard where a gradient can come back to its output.
+
+    An eager call of the head is told to `on_pass`. In a graph made by torch.compile there is no
+    such moment: the output goes through `Carry`, and `on_arrival` is asked in the backward pass
+    what gradient to hand on. No graph break either way.
 
     It goes before other hooks, to see what the linear layer itself put out. Copies and pickles of
     the model get an inert stand-in: an EMA copy or a saved model must not carry the optimizer
     along, nor be weighed, nor need primum to be loaded.
     """
 
-    def __init__(self, head: nn.Linear, on_pass: OnPass) -> None:
+    def __init__(self, head: nn.Linear, on_pass: OnPass, on_arrival: OnArrival) -> None:
         for hook in head._forward_hooks.values():
             if isinstance(hook, Listener):
                 raise ValueError(
                     "this head has a Reducer attached already; call its .remove() first"
                 )
         self._on_pass: OnPass | None = on_pass
+        self._on_arrival: OnArrival | None = on_arrival
+        self.compiled = False  # whether a compiled graph has run the head
+        self._number = next(_NUMBERS)
+        _LISTENERS[self._number] = self
         self._handle: RemovableHandle = head.register_forward_hook(
             self, with_kwargs=True, prepend=True
         )
 
     def __call__(
         self, head: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
-    ) -> None:
-        # What comes before the call is traced by torch.compile: no graph break in evaluation.
-        if output.requires_grad:
-            self._hear(head, args[0] if args else kwargs["input"], output)
+    ) -> Tensor | None:
+        # What comes before a call of `_hear` is traced by torch.compile.
+        if not output.requires_grad:
+            return None
+        features: Tensor = args[0] if args else kwargs["input"]
+        if torch.compiler.is_dynamo_compiling():
+            self.compiled = True
+            carried: Tensor = Carry.apply(  # type: ignore[no-untyped-call]
+                output, features, self._number, head.training
+            )
+            return carried
+        self._hear(head, features, output)
+        return None
 
     @eager
     def _hear(self, head: nn.Module, features: Tensor, output: Tensor) -> None:
@@ -135,9 +188,13 @@ class Listener:
         if self._on_pass is not None and not inside:
             self._on_pass(head, features, output)
 
+    def arrived(self, gradient: Tensor, features: Tensor, training: bool) -> Tensor | None:
+        on_arrival = self._on_arrival
+        return None if on_arrival is None else on_arrival(gradient, lambda: features, training)
+
     def remove(self) -> None:
         self._handle.remove()
-        self._on_pass = None  # a compiled graph may go on calling
+        self._on_pass = self._on_arrival = None  # a compiled graph may go on calling
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         # A function of the standard library that takes anything and does nothing.

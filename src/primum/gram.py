@@ -47,6 +47,7 @@ class Head:
     output_gradients: Tensor
     gain: Tensor | float
     has_bias: bool = False
+    transposed: Tensor | None = None  # output gradients of all positions, if at hand
 
     @property
     def uniform_gain(self) -> bool:
@@ -56,6 +57,13 @@ class Head:
     def factorises(self) -> bool:
         """Whether the matrix is an elementwise product of two small ones."""
         return self.uniform_gain and self.features.dim() == 2
+
+    @cached_property
+    def gradients_t(self) -> Tensor:
+        """Output gradients of all positions. [d_out, B * T]."""
+        if self.transposed is not None:
+            return self.transposed
+        return self.output_gradients.flatten(0, -2).t()
 
     @cached_property
     def root_gain(self) -> Tensor | float:
@@ -92,19 +100,20 @@ class MatrixFree:
         self._head = head
         self._positions = 1 if head.features.dim() == 2 else head.features.shape[1]
         self._features = head.features.flatten(0, -2)
-        gradients = head.output_gradients
+        self._gradients_t = head.gradients_t
         if scale is None:
             self.diagonal = diagonal_of(head)
+            self._gradients = head.output_gradients.flatten(0, -2)
         else:
-            gradients = gradients * scale.view(-1, *(1,) * (gradients.dim() - 1))
-        self._gradients = gradients.flatten(0, -2)
-        # The solver multiplies by the scaled form alone: there every view counts.
-        self._gradients_t = None if scale is None else self._gradients.t()
+            self._gradients_t = self._gradients_t * self._rows(scale)
+            self._gradients = self._gradients_t.t()
+
+    def _rows(self, vector: Tensor) -> Tensor:
+        return vector if self._positions == 1 else vector.repeat_interleave(self._positions)
 
     def times(self, vector: Tensor) -> Tensor:
-        rows = vector if self._positions == 1 else vector.repeat_interleave(self._positions)
-        columns = self._gradients.t() if self._gradients_t is None else self._gradients_t
-        displacement = ((columns * rows) @ self._features) * self._head.gain
+        rows = self._rows(vector)
+        displacement = ((self._gradients_t * rows) @ self._features) * self._head.gain
         product = ((self._gradients @ displacement) * self._features).sum(1)
         return product if self._positions == 1 else product.view(-1, self._positions).sum(1)
 

@@ -148,7 +148,8 @@ class Solution:
 
     Attributes:
         extra_weights: `w`, between 0 and `max_extra_weight`. [B].
-        objective: Value of the problem at `w`; NaN, with `w` zero, if the problem is not finite.
+        objective: Value of the problem at `w`; infinite, with `w` zero, if the problem is not
+            finite.
         iterations: Solver iterations made; a tensor where only the device knows.
         evidence: What `lower_bound` and `drift_after` come from.
     """
@@ -201,7 +202,7 @@ def recover(multipliers: Tensor, products: Tensor, problem: Problem, iterations:
     # `torch.embedding` is a row look-up that takes a scalar tensor; indexing by one would sync.
     return Solution(
         extra_weights=torch.embedding(multipliers * scale, best).nan_to_num(nan=0.0),
-        objective=objective.nan_to_num(posinf=torch.nan),
+        objective=objective,
         iterations=iterations,
         evidence=Visited(drift, most, multipliers, norm, used, after, best),
     )

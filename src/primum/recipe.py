@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from primum.gram import Head
+from primum.gram import Gram, Head
 from primum.problem import Problem, Solution, plain
 from primum.solve import solve
 from primum.update import Update
@@ -56,6 +56,11 @@ class Primum:
             max_extra_weight=self.max_extra_weight,
             products=self.max_iters + 2,
         )
+        return solve(problem, self.max_iters)
+
+    def of_gram(self, gram: Gram, drift: Tensor, size: Tensor) -> Solution:
+        """The same for a given operator; `size` is the length of the step in its metric."""
+        problem = Problem(gram, drift, self.radius * size, self.max_extra_weight)
         return solve(problem, self.max_iters)
 
     def state_dict(self) -> dict[str, Any]:

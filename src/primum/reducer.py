@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -15,12 +14,13 @@ from torch._compile import _disable_dynamo as eager  # torch.compiler.disable, i
 from torch.optim import Optimizer
 
 from primum.capture import Listener, Pass, weight_of
-from primum.gram import Head
 from primum.problem import Evidence, Solution
 from primum.recipe import Recipe
 from primum.report import StepReport
-from primum.update import group_of, predict_head
+from primum.rescale import Rescale, Rollback
+from primum.trouble import Trouble
 from primum.watch import Watch
+from primum.weigh import Captured, rows_of, samples, times, weigh
 
 
 class Hindrance(RuntimeError):
@@ -46,21 +46,23 @@ class Reducer:
         recipe: Recipe,
         *,
         apply: bool,
+        per: str = "sample",
+        scaler: Any = None,
     ) -> None:
         self.enabled = True
         self.last: StepReport | None = None
         # The head owns the listener, and that owns us: weak references upwards make no cycle.
         self._head = weakref.ref(head)
-        self._listener = weakref.ref(Listener(head, self._on_pass))
-        self._watch = Watch(owners["weight"], head)
+        self._rescale = Rescale(owners, scaler)
+        self._listener = weakref.ref(Listener(head, self._on_pass, self._on_arrival))
+        self._watch = Watch(owners["weight"], head, self._rescale.after_step)
+        self._rollback = Rollback(recipe, self._watch, scaler)
         self._removed = False
         self._owners = owners
         self._recipe = recipe
         self._apply = apply
-        self._fallbacks = torch.zeros((), dtype=torch.int64, device=head.weight.device)
-        self._mailbox: Tensor | None = None
-        self._known_fallbacks = 0
-        self._warned: set[str] = set()
+        self._per = per
+        self._trouble = Trouble(head.weight.device)
 
     def remove(self) -> None:
         """Detach from the model; training goes on plain. Nothing is left behind."""
@@ -86,9 +88,12 @@ class Reducer:
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values and tensors: loads with `weights_only=True`."""
+        self._rollback.settle()
+        factor = self._rescale.measured
         return {
             "recipe": self._recipe.name,
-            "fallbacks": self._fallbacks.clone(),
+            "fallbacks": self._trouble.count.clone(),
+            "factor": None if factor is None else factor.clone(),
             "recipe_state": self._recipe.state_dict(),
         }
 
@@ -102,8 +107,9 @@ class Reducer:
                 f"but the Reducer runs recipe={self._recipe.name!r}"
             )
         self._recipe.load_state_dict(state["recipe_state"])
-        self._fallbacks = state["fallbacks"].to(self._fallbacks.device, copy=True)
-        self._known_fallbacks = int(state["fallbacks"])  # SYNC: once, when a run is resumed
+        self._trouble.load(state["fallbacks"])
+        factor, device = state.get("factor"), self._trouble.count.device
+        self._rescale.measured = None if factor is None else factor.to(device, copy=True)
 
     @eager
     def __call__(self, losses: Tensor) -> Tensor:
@@ -111,12 +117,13 @@ class Reducer:
 
         The gradients are those of `losses.mean().backward()` under the hook. Call it on the whole
         loss of each sample, scaled as it will be: with gradients accumulated over k batches, on
-        `losses / k`. A second call on losses of the same forward pass uses the same weights.
+        `losses / k`. A second call on losses of the same forward pass uses the same weights. Of a
+        compiled model the plain mean comes back, and the hook weighs it in the backward pass.
 
         Args:
-            losses: One loss per sample (`reduction="none"`). [B].
+            losses: One loss per sample (`reduction="none"`). [B]; per token [B, T] or [B * T].
         """
-        if losses.dim() != 1:
+        if losses.dim() != 1 and self._per == "sample":
             raise ValueError(
                 f"losses must have one entry per sample, shape [B], got {list(losses.shape)}; "
                 'compute them with reduction="none"'
@@ -126,6 +133,9 @@ class Reducer:
             return mean
         passes = Pass.behind(losses, self)
         if not passes:
+            listener = self._listener()
+            if listener is not None and listener.compiled:
+                return mean
             raise ValueError(
                 "losses do not depend on the head's output; compute them from a forward pass that "
                 "ran after attaching, with gradients enabled"
@@ -134,17 +144,23 @@ class Reducer:
         if not first.weighed:
             gradients = torch.autograd.grad(mean, list(passes.values()), retain_graph=True)
             for gradient in gradients:
-                if _rows(gradient) != len(losses):
+                if rows_of(gradient, self._per) != losses.numel():
                     raise ValueError(
-                        f"the head saw {_rows(gradient)} samples, "
-                        f"but there are {len(losses)} losses"
+                        f"the head saw {rows_of(gradient, self._per)} {self._per}s, "
+                        f"but there are {losses.numel()} losses"
                     )
-            extra_weights = self._weigh(list(passes), gradients)
+            training = all(each.training for each in passes)
+            weighted = self._weigh(
+                [each.features for each in passes], gradients, training, scaled=False
+            )
+            extra_weights = None
+            if weighted is not None and self.last is not None:
+                extra_weights = self.last.extra_weights
             for each in passes:
                 each.weighed, each.extra_weights = True, extra_weights
         if first.extra_weights is None:
             return mean
-        return ((1 + first.extra_weights).to(losses.dtype) * losses).mean()
+        return ((1 + first.extra_weights).to(losses.dtype) * losses.flatten()).mean()
 
     def _active(self) -> bool:
         return self.enabled and not self._removed
@@ -153,7 +169,7 @@ class Reducer:
         """The head ran forward: wait for the gradient of its output."""
         own = self._head()
         if own is None or head is not own:
-            self._warn(
+            self._trouble.warn(
                 "copy",
                 "gradients stay plain: a copy of the head ran, as nn.DataParallel makes one for "
                 "each device; use DistributedDataParallel",
@@ -170,46 +186,78 @@ class Reducer:
         head = self._head()
         if head is None or weight_of(head) is not waiting.weight or not waiting.trains_head():
             return None  # a gradient for another purpose, or of other weights
-        self._watch.hear()
-        extra_weights = None
-        if self._active() and not waiting.weighed:
-            extra_weights = self._weigh([waiting], [gradient])
-        waiting.release()
-        if extra_weights is None:
+        if waiting.weighed:
+            self._watch.hear()
             return None
-        weights = (1 + extra_weights).to(gradient.dtype)
-        return gradient * weights.view(-1, *(1,) * (gradient.dim() - 1))
+        handed_on = self._on_arrival(gradient, waiting.features, waiting.training)
+        waiting.release()
+        return handed_on
 
-    def _weigh(self, passes: Sequence[Pass], gradients: Sequence[Tensor]) -> Tensor | None:
-        """Extra weights for the rows of the gradients; None leaves them plain. -> [B]."""
+    def _on_arrival(
+        self, gradient: Tensor, features: Callable[[], Tensor], training: bool
+    ) -> Tensor | None:
+        """A gradient that will train the head: hand on the weighted one, or None."""
+        self._watch.hear()
+        if not self._active():
+            self._rescale.miss()
+            return None
+        handed_on = self._weigh([features], [gradient], training, scaled=True)
+        return None if handed_on is None else handed_on[0]
+
+    def _weigh(
+        self,
+        features: Sequence[Callable[[], Tensor]],
+        gradients: Sequence[Tensor],
+        training: bool,
+        *,
+        scaled: bool,
+    ) -> list[Tensor] | None:
+        """The gradients times `1 + w`, row by row; None leaves them plain.
+
+        `scaled` says whether a GradScaler's scale is in them.
+        """
         try:
-            head = self._ready(passes)
-            features = [each.features() for each in passes]
+            head = self._ready(training)
+            inputs = [each() for each in features]
             with torch.no_grad(), torch.autocast(gradients[0].device.type, enabled=False):
-                drift, solution = self._solve(head, features, gradients)
+                self._rollback.settle()
+                unscale = self._rescale.unscale(gradients[0])
+                captured = Captured(
+                    samples(inputs, self._per),
+                    samples(gradients, self._per),
+                    unscale=unscale if scaled else None,
+                    before=unscale,
+                    factor=self._rescale.factor,
+                )
+                drift, solution = weigh(head, self._owners, captured, self._recipe)
+                weighted = list(gradients)
+                if self._apply:
+                    weighted = times(gradients, solution.extra_weights, self._per)
+                for each, own in zip(weighted, inputs, strict=True):
+                    self._rescale.expect(each, own, unscale if scaled else None)
         except Hindrance as hindrance:
             self._fall_back(gradients[0], str(hindrance), kind=str(hindrance))
             return None
         except Exception as error:  # a training run never dies because of us
             self._fall_back(gradients[0], f"{type(error).__name__}: {error}", kind="error")
             return None
-        self._fallbacks = self._fallbacks + solution.objective.isnan()
-        self._warn_of_fallbacks()
+        if self._rescale.scaler is None:  # with one, such a step is skipped: all in order
+            self._trouble.maybe(solution.objective == torch.inf)
         self.last = StepReport(
             solution=solution,
             drift=drift,
-            fallbacks=self._fallbacks,
+            fallbacks=self._trouble.count,
             applied=self._apply,
             reason="" if self._apply else "observe",
         )
-        return solution.extra_weights if self._apply else None
+        return weighted if self._apply else None
 
-    def _ready(self, passes: Sequence[Pass]) -> nn.Linear:
+    def _ready(self, training: bool) -> nn.Linear:
         """The head, if there is any sense in predicting its next step."""
         head = self._head()
         if head is None:
             raise Hindrance("the model is gone")
-        if not all(each.training for each in passes):
+        if not training:
             raise Hindrance("the head ran in eval mode; call model.train() before training")
         weight = weight_of(head)
         if weight is None:
@@ -223,73 +271,15 @@ class Reducer:
             )
         return head
 
-    def _solve(
-        self, head: nn.Linear, features: Sequence[Tensor], gradients: Sequence[Tensor]
-    ) -> tuple[Tensor, Solution]:
-        """Drift and solution of this step's problem. Rows of the first dimension are samples."""
-        dtype = torch.float64 if gradients[0].dtype == torch.float64 else torch.float32
-        x, g = _samples(features, dtype), _samples(gradients, dtype)
-        # A bias may be frozen later; then it is a constant.
-        owners = {k: v for k, v in self._owners.items() if getattr(head, k).requires_grad}
-        if "bias" in owners:
-            x = nn.functional.pad(x, (0, 1), value=1.0)
-        mean_gradient = g.flatten(0, -2).t() @ x.flatten(0, -2)
-        update = predict_head(head, owners, mean_gradient)
-        if group_of(self._owners["weight"], head.weight).get("maximize", False):
-            g = -g  # what is maximised is minus a loss
-        seen = Head(x, g, update.gain, has_bias="bias" in owners)
-        drift = seen.along(update.step)
-        return drift, self._recipe(seen, update, drift)
-
     def _fall_back(self, gradient: Tensor, reason: str, kind: str) -> None:
-        self._fallbacks = self._fallbacks + 1
-        self._known_fallbacks += 1
-        self._warn(kind, f"plain gradients in a step: {reason}")
-        unknown = torch.full((_rows(gradient),), torch.nan, device=gradient.device)
+        self._rescale.miss()
+        self._trouble.step(kind, reason)
+        unknown = torch.full((rows_of(gradient, self._per),), torch.nan, device=gradient.device)
         evidence = Evidence(lower_bound=unknown.sum(), drift_after=unknown)
         self.last = StepReport(
             solution=Solution(torch.zeros_like(unknown), unknown.sum(), 0, evidence),
             drift=unknown,
-            fallbacks=self._fallbacks,
+            fallbacks=self._trouble.count,
             applied=False,
             reason=reason,
         )
-
-    def _warn_of_fallbacks(self) -> None:
-        """Warn when the device has counted a fallback: late if it lags behind, but never waiting.
-
-        On the CPU the count is read where it is. From elsewhere it is copied into pinned memory
-        without waiting, and what has arrived there by now is read.
-        """
-        count = self._fallbacks
-        if count.device.type != "cpu":
-            if self._mailbox is None:
-                self._mailbox = torch.zeros((), dtype=torch.int64, pin_memory=count.is_cuda)
-            self._mailbox.copy_(count, non_blocking=True)
-            count = self._mailbox
-        if type(count) is Tensor:  # a fake tensor has no value to read
-            seen: Any = count.tolist()  # host memory: not a sync
-            if seen > self._known_fallbacks:
-                self._warn("values", "plain gradients in a step: its values were not finite")
-
-    def _warn(self, kind: str, message: str) -> None:
-        if kind not in self._warned:
-            self._warned.add(kind)
-            warnings.warn(f"primum: {message}", RuntimeWarning, stacklevel=2)
-
-
-def _rows(tensor: Tensor) -> int:
-    return len(tensor) if tensor.dim() > 1 else 1
-
-
-def _samples(tensors: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
-    """[d] -> [1, d]; [B, d] and [B, T, d] as they are; [B, H, W, d] -> [B, H * W, d].
-
-    Several calls of the head for the same samples count as positions of one: [B, positions, d].
-    """
-    tensors = [each.to(dtype) for each in tensors]
-    tensors = [each.unsqueeze(0) if each.dim() == 1 else each for each in tensors]
-    tensors = [each.flatten(1, -2) if each.dim() > 3 else each for each in tensors]
-    if len(tensors) == 1:
-        return tensors[0]
-    return torch.cat([each.unsqueeze(1) if each.dim() == 2 else each for each in tensors], 1)

@@ -6,7 +6,7 @@ Group and state are read anew at every call, never cached and never modified. A 
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -50,27 +50,50 @@ def predict(optimizer: Optimizer, param: Tensor, grad: Tensor) -> Update:
         param: the parameter; may be half precision.
         grad: the gradient the optimizer would see, float32 or float64; the result has its dtype.
     """
-    group = group_of(optimizer, param)
-    seen = Seen(optimizer, group, optimizer.state.get(param, {}), param, grad)
-    return _apply(_rule_for(type(optimizer)), seen)
+    return _apply(*_seen(optimizer, param, grad, None))
 
 
-def predict_head(head: nn.Linear, owners: Mapping[str, Optimizer], grad: Tensor) -> Update:
+def predict_head(
+    head: nn.Linear,
+    owners: Mapping[str, Optimizer],
+    grad: Tensor,
+    *,
+    before: Tensor | None = None,
+    factor: Tensor | None = None,
+    rows: slice | None = None,
+) -> Update:
     """The update of a linear head, weight and bias side by side, per unit of the larger lr.
 
-    `owners` maps "weight", and "bias" if that is trained, to their optimizers. `grad` is the
-    gradient of this backward pass; what has accumulated in `.grad` before it is added.
-
-    Shapes: grad, step [d_out, d_in + 1], without the last column if there is no bias.
+    Args:
+        head: the layer.
+        owners: maps "weight", and "bias" if that is trained, to their optimizers.
+        grad: the gradient of this backward pass. [d_out, d_in + 1], without the last column if
+            there is no bias; so is the step.
+        before: what has accumulated in `.grad` before this pass is added, times this.
+        factor: the optimizer will see this times the sum; the gain is with respect to the sum.
+        rows: the outputs that `grad` is for, if not all; where `sliceable`.
     """
-    weight = head.weight
+    weight, bias = head.weight, head.bias
     if "bias" not in owners:
-        return predict(owners["weight"], weight, _accumulated(grad, weight))
-    bias, optimizer = head.bias, owners["weight"]
-    if weight.grad is not None and bias.grad is not None:
-        grad = grad + columns(weight.grad, bias.grad)
+        grad = _accumulated(grad, weight, before, rows)
     elif weight.grad is not None or bias.grad is not None:
-        grad = columns(_accumulated(grad[:, :-1], weight), _accumulated(grad[:, -1], bias))
+        of_weight, of_bias = _apart(grad)
+        grad = columns(
+            _accumulated(of_weight, weight, before, rows),
+            _accumulated(of_bias, bias, before, rows),
+        )
+    if factor is not None:
+        grad = grad * factor
+    update = _predict_head(head, owners, grad, rows)
+    return update if factor is None else replace(update, gain=update.gain * factor)
+
+
+def _predict_head(
+    head: nn.Linear, owners: Mapping[str, Optimizer], grad: Tensor, rows: slice | None
+) -> Update:
+    weight, bias, optimizer = head.weight, head.bias, owners["weight"]
+    if "bias" not in owners:
+        return _apply(*_seen(optimizer, weight, grad, rows))
     group, rule = group_of(optimizer, weight), _rule_for(type(optimizer))
     of_weight, of_bias = optimizer.state.get(weight, {}), optimizer.state.get(bias, {})
     if (
@@ -79,10 +102,13 @@ def predict_head(head: nn.Linear, owners: Mapping[str, Optimizer], grad: Tensor)
         and of_weight.keys() == of_bias.keys()
         and _same_count(of_weight.get("step", 0.0), of_bias.get("step", 0.0))
     ):
-        return _apply(rule, Seen(optimizer, group, of_weight, weight, grad, (bias, of_bias)))
+        beside = _some(bias, rows), _part(of_bias, bias, rows)
+        own, of_own = _some(weight, rows), _part(of_weight, weight, rows)
+        return _apply(rule, Seen(optimizer, group, of_own, own, grad, beside))
+    for_weight, for_bias = _apart(grad)
     parts = (
-        predict(optimizer, weight, grad[:, :-1]),
-        predict(owners["bias"], bias, grad[:, -1]),
+        _apply(*_seen(optimizer, weight, for_weight, rows)),
+        _apply(*_seen(owners["bias"], bias, for_bias, rows)),
     )
     fractions = shares(parts[0].lr, parts[1].lr)
     return Update(
@@ -98,14 +124,50 @@ def predict_head(head: nn.Linear, owners: Mapping[str, Optimizer], grad: Tensor)
     )
 
 
+def sliceable(owners: Mapping[str, Optimizer]) -> bool:
+    """Whether some rows of a head can be predicted without the others."""
+    return all(_rule_for(type(optimizer)) is not dry_run for optimizer in owners.values())
+
+
+def _seen(
+    optimizer: Optimizer, param: Tensor, grad: Tensor, rows: slice | None
+) -> tuple[Rule, Seen]:
+    group, state = group_of(optimizer, param), optimizer.state.get(param, {})
+    seen = Seen(optimizer, group, _part(state, param, rows), _some(param, rows), grad)
+    return _rule_for(type(optimizer)), seen
+
+
+def _part(state: Mapping[str, Any], param: Tensor, rows: slice | None) -> Mapping[str, Any]:
+    """The state of some rows of a parameter: what has its shape is sliced."""
+    if rows is None:
+        return state
+    shape = param.shape
+    return {
+        key: _some(value, rows) if isinstance(value, Tensor) and value.shape == shape else value
+        for key, value in state.items()
+    }
+
+
+def _some(tensor: Tensor, rows: slice | None) -> Tensor:
+    return tensor if rows is None else tensor.narrow(0, rows.start, rows.stop - rows.start)
+
+
+def _apart(grad: Tensor) -> tuple[Tensor, Tensor]:
+    """The columns of the weight, and that of the bias. [m, n + 1] -> [m, n], [m]."""
+    return grad.narrow(1, 0, grad.shape[1] - 1), grad.select(1, -1)
+
+
 def _apply(rule: Rule, seen: Seen) -> Update:
     with torch.no_grad():
         step, gain = rule(seen)
     return Update(step.to(seen.grad.dtype), gain, seen.lr())
 
 
-def _accumulated(grad: Tensor, param: Tensor) -> Tensor:
-    return grad if param.grad is None else grad + param.grad
+def _accumulated(grad: Tensor, param: Tensor, before: Tensor | None, rows: slice | None) -> Tensor:
+    if param.grad is None:
+        return grad
+    kept = _some(param.grad, rows)
+    return grad + (kept if before is None else kept.to(grad.dtype) * before)
 
 
 def _same_count(one: Scalar, other: Scalar) -> bool:

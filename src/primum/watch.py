@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -22,14 +23,17 @@ class Watch:
     The optimizer steps on gradients of the head that never came by: the hook is not called, as in
     a graph that torch.compile made before it was there. That is warned about, once. Or the head
     moves, but not by this optimizer: `overtaken` says so. Reads only what the host has; the
-    optimizer holds a weak reference.
+    optimizer holds a weak reference. `on_step` is called after each step.
     """
 
-    def __init__(self, optimizer: Optimizer, head: nn.Linear) -> None:
+    def __init__(
+        self, optimizer: Optimizer, head: nn.Linear, on_step: Callable[[nn.Linear], None]
+    ) -> None:
         self._head = weakref.ref(head)
+        self._on_step = on_step
         self._heard = False
         self._unheard_steps = 0
-        self._steps = self._known_steps = 0
+        self.steps = self._known_steps = 0
         self._version = head.weight._version
         self._foreign_moves = 0
         self._handle: RemovableHandle | None
@@ -50,6 +54,11 @@ class Watch:
         if self._handle is not None:
             self._handle.remove()
 
+    @property
+    def counts(self) -> bool:
+        """Whether steps are counted: not if the optimizer's class has no hooks."""
+        return self._handle is not None
+
     def hear(self) -> None:
         """A gradient came by."""
         self._heard = True
@@ -57,17 +66,19 @@ class Watch:
     def overtaken(self, head: nn.Linear) -> bool:
         """Whether the head has moved, time after time, without a step of the optimizer."""
         version = head.weight._version
-        if self._steps != self._known_steps:
+        if self.steps != self._known_steps:
             self._foreign_moves = 0
-        elif version != self._version and self._handle is not None:
+        elif version != self._version and self.counts:
             self._foreign_moves += 1
-        self._known_steps, self._version = self._steps, version
+        self._known_steps, self._version = self.steps, version
         return self._foreign_moves >= PATIENCE
 
     def _after_step(self) -> None:
-        self._steps += 1
+        self.steps += 1
         head = self._head()
         weight = None if head is None else weight_of(head)
+        if head is not None and weight is not None:
+            self._on_step(head)
         if self._heard or weight is None or weight.grad is None:
             return
         self._unheard_steps += 1

@@ -158,7 +158,7 @@ class Paper:
         self._keep(averages, finite)
         return Solution(
             extra_weights=torch.where(finite, weights, 0.0),
-            objective=torch.where(finite, drift_after.clamp_min(0).sum(), torch.nan),
+            objective=torch.where(finite, drift_after.clamp_min(0).sum(), torch.inf),
             iterations=iterations,
             # The paper's method has no certificate.
             evidence=Evidence(drift.new_full((), torch.nan), drift_after),
