@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from primum.gram import CHUNK_ENTRIES, Dense, Head, dense_is_cheaper
+from primum.gram import Dense, Head, dense_is_cheaper
 from primum.problem import Solution
 from primum.recipe import Primum, Recipe
 from primum.update import group_of, predict_head, sliceable
 
+PART_ENTRIES = 1 << 20  # Of the samples' gradients, held at a time: 4 MiB in float32.
 LARGE = 1 << 22  # Entries of a head's weight above which nothing of its size is made: 16 MiB.
 
 
@@ -160,6 +161,6 @@ def parts(
 
 
 def _blocks(x: Tensor, outputs: int) -> Iterator[slice]:
-    width = max(1, CHUNK_ENTRIES // (len(x) * x.shape[-1]))
+    width = max(1, PART_ENTRIES // (len(x) * x.shape[-1]))
     for first in range(0, outputs, width):
         yield slice(first, min(first + width, outputs))

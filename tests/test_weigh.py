@@ -1,0 +1,259 @@
+"""From captured gradients to extra weights: large heads by parts, tokens, memory."""
+
+from __future__ import annotations
+
+import copy
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn, optim
+
+import primum
+import primum.weigh
+from loops import ADAMW, BOTH, SGD, assert_close, gradients, make, report_of, stir
+from oracles import gradients_of, gram_of
+from primum import Problem, solve
+from primum.gram import Head
+from primum.recipe import Primum
+from primum.update import predict_head
+from primum.weigh import Captured, parts, rows_of, samples, times, weigh
+
+OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "SGD": (optim.SGD, SGD),
+    "Nesterov": (optim.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True}),
+    "AdamW": (optim.AdamW, ADAMW),
+    "amsgrad": (optim.AdamW, ADAMW | {"amsgrad": True}),
+    "Adagrad": (optim.Adagrad, {"lr": 0.1}),
+    "maximize": (optim.AdamW, ADAMW | {"maximize": True}),
+}
+
+
+def head_of(
+    kind: str, bias: bool, *, outputs: int = 11, apart: bool = False
+) -> tuple[nn.Linear, dict[str, optim.Optimizer]]:
+    """A head whose optimizer has stepped a few times on noise."""
+    torch.manual_seed(0)
+    head = nn.Linear(6, outputs, bias=bias).double()
+    cls, options = OPTIMIZERS[kind]
+    groups: list[dict[str, Any]] = [{"params": list(head.parameters())}]
+    if apart:
+        groups = [{"params": [head.weight]}, {"params": [head.bias], "lr": 0.03}]
+    optimizer = cls(groups, **options)
+    for _ in range(3):
+        for param in head.parameters():
+            param.grad = torch.randn_like(param)
+        optimizer.step()
+    optimizer.zero_grad()
+    return head, dict.fromkeys(("weight", "bias") if bias else ("weight",), optimizer)
+
+
+def captured(shape: tuple[int, ...], outputs: int = 11, **others: Any) -> Captured:
+    torch.manual_seed(1)
+    x = torch.randn(*shape, 6, dtype=torch.float64)
+    return Captured(x, torch.randn(*shape, outputs, dtype=torch.float64), **others)
+
+
+class TestParts:
+    @pytest.mark.parametrize("kind", OPTIMIZERS)
+    @pytest.mark.parametrize("shape", [(5,), (5, 3), (1, 4), (9, 1)])
+    @pytest.mark.parametrize("bias", [True, False])
+    @pytest.mark.parametrize("accumulated", [False, True])
+    def test_are_the_whole(
+        self,
+        kind: str,
+        shape: tuple[int, ...],
+        bias: bool,
+        accumulated: bool,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """Against the gradients of all samples formed at once, and the update of the whole head."""
+        monkeypatch.setattr(primum.weigh, "PART_ENTRIES", 2 * shape[0] * 7)  # two outputs a part
+        head, owners = head_of(kind, bias)
+        if accumulated:
+            for param in head.parameters():
+                param.grad = torch.randn_like(param)
+        seen = captured(
+            shape,
+            unscale=torch.tensor(0.5),
+            before=torch.tensor(0.25),
+            factor=torch.tensor(0.3, dtype=torch.float64),
+        )
+        x = F.pad(seen.features, (0, 1), value=1.0) if bias else seen.features
+        g = seen.gradients * 0.5
+        rows = gradients_of(Head(x, g, 1.0))
+        update = predict_head(head, owners, rows.sum(0), before=seen.before, factor=seen.factor)
+        uphill = kind == "maximize"
+        with torch.no_grad():
+            gram, drift, size = parts(head, owners, x, seen, uphill=uphill)
+        close: dict[str, float] = {"rtol": 1e-9, "atol": 1e-12}
+        torch.testing.assert_close(gram, gram_of(rows, update.gain), **close)
+        expected = (rows * update.step).sum((1, 2))
+        torch.testing.assert_close(drift, -expected if uphill else expected, **close)
+        expected = (update.step.square() / update.gain).sum().sqrt()
+        torch.testing.assert_close(size, expected, **close)
+
+    def test_bias_in_another_group(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(primum.weigh, "PART_ENTRIES", 5 * 7)
+        head, owners = head_of("AdamW", True, apart=True)
+        seen = captured((5, 3))
+        x = F.pad(seen.features, (0, 1), value=1.0)
+        rows = gradients_of(Head(x, seen.gradients, 1.0))
+        update = predict_head(head, owners, rows.sum(0))
+        with torch.no_grad():
+            gram, drift, _ = parts(head, owners, x, seen)
+        torch.testing.assert_close(gram, gram_of(rows, update.gain), rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(drift, (rows * update.step).sum((1, 2)), rtol=1e-9, atol=1e-12)
+
+    @pytest.mark.parametrize("kind", ["SGD", "AdamW"])
+    @pytest.mark.parametrize("shape", [(16,), (16, 3)])
+    def test_same_answer_both_ways(
+        self, kind: str, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        head, owners = head_of(kind, True)
+        stir(owners["weight"])
+        answers = []
+        for in_parts in (False, True):
+            monkeypatch.setattr(primum.weigh, "_in_parts", lambda *args, value=in_parts: value)
+            with torch.no_grad():
+                drift, solution = weigh(head, owners, captured(shape), Primum())
+            answers.append((drift, solution.extra_weights, solution.objective))
+        for found, expected in zip(*answers, strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)
+        assert answers[0][1].max() > 0
+
+    def test_an_optimizer_without_a_rule_is_seen_whole(self) -> None:
+        class Own(optim.SGD):
+            def step(self, closure: Any = None) -> None:
+                super().step(closure)
+
+        head = nn.Linear(6, 4).double()
+        own = Own(head.parameters(), lr=0.1)
+        reducer = primum.attach(head, own)
+        seen = captured((5, 3), 4)
+        (head(seen.features) * seen.gradients).sum().backward()
+        assert report_of(reducer).reason == ""
+        assert report_of(reducer).fallbacks == 0
+
+
+class TestSamples:
+    def test_shapes(self) -> None:
+        one, two = torch.randn(2, 3, 4, 6), torch.randn(2, 6)
+        assert samples([torch.randn(6)], "sample").shape == (1, 6)
+        assert samples([one], "sample").shape == (2, 12, 6)
+        assert samples([one, two], "sample").shape == (2, 13, 6)
+        assert samples([one], "token").shape == (24, 6)
+        assert samples([one, two], "token").shape == (26, 6)
+        assert samples([torch.randn(6)], "token").shape == (1, 6)
+        assert [rows_of(one, "sample"), rows_of(one, "token")] == [2, 24]
+        assert [rows_of(torch.randn(6), per) for per in ("sample", "token")] == [1, 1]
+
+    @pytest.mark.parametrize("per", ["sample", "token"])
+    def test_times(self, per: str) -> None:
+        one, two = torch.randn(2, 3, 4), torch.randn(2, 5, 4)
+        weights = torch.rand(2 if per == "sample" else 16)
+        rows = [weights, weights] if per == "sample" else [weights[:6], weights[6:]]
+        for found, each, own in zip(times([one, two], weights, per), (one, two), rows, strict=True):
+            own = own.view(2, 1, 1) if per == "sample" else own.view(2, -1, 1)
+            torch.testing.assert_close(found, each * (1 + own))
+        (found,) = times([torch.ones(4)], torch.tensor([0.5]), per)
+        assert torch.equal(found, torch.full((4,), 1.5))
+
+
+class TestTokens:
+    @BOTH
+    @pytest.mark.parametrize("bias", [True, False])
+    def test_against_explicit_gradients_of_every_token(
+        self, kind: Any, options: Any, bias: bool
+    ) -> None:
+        model, optimizer = make(kind, options, bias=bias)
+        reducer = primum.attach(model, optimizer, per="token")
+        rng = torch.Generator().manual_seed(3)
+        inputs = torch.randn(4, 5, 6, generator=rng, dtype=torch.float64)
+        labels = torch.randint(4, (4, 5), generator=rng)
+        labels[1, 2:] = -100  # padding
+        twin = copy.deepcopy(model)
+
+        def loss_of(net: nn.Module, reduction: str = "mean") -> Tensor:
+            logits = net(inputs).flatten(0, 1)
+            return F.cross_entropy(logits, labels.flatten(), reduction=reduction)
+
+        loss_of(model).backward()
+        report = report_of(reducer)
+        assert report.extra_weights.shape == (20,)
+        assert report.extra_weights.max() > 0.01
+        padding = (labels == -100).flatten()
+        assert report.drift[padding].abs().max() == 0
+        losses = loss_of(twin, "none") / 17
+        rows = []
+        for loss in losses:
+            grads = torch.autograd.grad(loss, list(twin[2].parameters()), retain_graph=True)
+            rows.append(torch.cat([each.flatten() for each in grads]))
+        per_token = torch.stack(rows)
+        before = torch.cat([p.detach().flatten() for p in twin[2].parameters()])
+        stepper = kind(twin.parameters(), **options)
+        loss_of(twin).backward()
+        stepper.step()
+        after = torch.cat([p.detach().flatten() for p in twin[2].parameters()])
+        step = (after - before) / options["lr"]
+        torch.testing.assert_close(report.drift, per_token @ step, rtol=1e-6, atol=1e-10)
+        if kind is optim.SGD:
+            reach = 0.2 * step.norm()
+            expected = solve(Problem.dense(per_token @ per_token.t(), per_token @ step, reach))
+            torch.testing.assert_close(report.objective, expected.objective, rtol=1e-6, atol=1e-12)
+        other, _ = make(kind, options, bias=bias)
+        ((1 + report.extra_weights) * loss_of(other, "none")).sum().div(17).backward()
+        assert_close(gradients(model), gradients(other), 1e-12)
+
+    @pytest.mark.parametrize("shape", [(4, 5), (20,)])
+    def test_explicit_form(self, shape: tuple[int, ...]) -> None:
+        (one, first), (two, second) = make(), make()
+        primum.attach(one, first, per="token")
+        reducer = primum.attach(two, second, per="token")
+        inputs, labels = torch.randn(4, 5, 6, dtype=torch.float64), torch.randint(4, (20,))
+        F.cross_entropy(one(inputs).flatten(0, 1), labels).backward()
+        losses = F.cross_entropy(two(inputs).flatten(0, 1), labels, reduction="none")
+        reducer(losses.view(shape)).backward()
+        assert_close(gradients(two), gradients(one), 1e-12)
+        with pytest.raises(ValueError, match="the head saw 20 tokens, but there are 4 losses"):
+            reducer(F.cross_entropy(two(inputs)[:, 0], labels[:4], reduction="none"))
+
+    def test_of_flat_inputs_they_are_the_samples(self) -> None:
+        (one, first), (two, second) = make(), make()
+        primum.attach(one, first)
+        primum.attach(two, second, per="token")
+        for net in (one, two):
+            torch.manual_seed(0)
+            F.cross_entropy(net(torch.randn(9, 6).double()), torch.randint(4, (9,))).backward()
+        assert_close(gradients(two), gradients(one), 0.0)
+
+    @pytest.mark.parametrize("per", ["tokens", None, 1])
+    def test_unknown(self, per: Any) -> None:
+        model, optimizer = make()
+        with pytest.raises(ValueError, match='per must be "sample" or "token", got'):
+            primum.attach(model, optimizer, per=per)
+
+
+class TestMemory:
+    @pytest.mark.parametrize("kind", ["SGD", "AdamW"])
+    def test_language_model_head(self, kind: str) -> None:
+        """32,000 words, bfloat16 logits: at most a few percent above plain training, at the peak.
+
+        Measured in processes of their own, by the kernel.
+        """
+        peaks = []
+        for arm in ("plain", "primum"):
+            run = subprocess.run(
+                [sys.executable, str(Path(__file__).parent / "lm_head.py"), kind, arm],
+                capture_output=True,
+                text=True,
+                check=True,
+            )
+            start, peak = map(int, run.stdout.split())
+            peaks.append(peak - start)
+        assert peaks[0] > 200 << 10  # KiB: the logits are there
+        assert peaks[1] <= 1.05 * peaks[0], peaks
