@@ -2,6 +2,7 @@
 
 import re
 import runpy
+import sys
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,7 @@ def test_there_are_snippets():
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
 def test_examples_run(example, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [str(example)])
     runpy.run_path(str(example), run_name="__main__")
     assert capsys.readouterr().out
 

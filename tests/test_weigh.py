@@ -55,7 +55,7 @@ def head_of(
 def captured(shape: tuple[int, ...], outputs: int = 11, **others: Any) -> Captured:
     torch.manual_seed(1)
     x = torch.randn(*shape, 6, dtype=torch.float64)
-    return Captured(x, torch.randn(*shape, outputs, dtype=torch.float64), **others)
+    return Captured(x, 0.1 * torch.randn(*shape, outputs, dtype=torch.float64), **others)
 
 
 class TestParts:

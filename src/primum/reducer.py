@@ -64,6 +64,11 @@ class Reducer:
         self._per = per
         self._trouble = Trouble(head.weight.device)
 
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer that steps the head's weight."""
+        return self._owners["weight"]
+
     def remove(self) -> None:
         """Detach from the model; training goes on plain. Nothing is left behind."""
         listener = self._listener()

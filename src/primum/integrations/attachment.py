@@ -1,0 +1,83 @@
+"""A Reducer that is made late: settings first, a model and an optimizer when training starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+import primum
+from primum import Reducer, StepReport
+
+PREFIX = "primum/"
+
+
+class Attachment:
+    """What the callbacks of all frameworks share: begin, end, state, figures.
+
+    A framework makes the callback before the optimizer, loads checkpoints before or after training
+    starts and saves them after it has ended. So a state that comes early waits, and the last state
+    and report stay when the Reducer is gone.
+
+    Attributes:
+        reducer: While training, the `Reducer`; None before and after.
+        last: Report of the last step, also after the end; None before the first step.
+    """
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self._settings = dict(settings)
+        self.reducer: Reducer | None = None
+        self._last: StepReport | None = None
+        self._waiting: dict[str, Any] | None = None
+        self._final: dict[str, Any] = {}
+        self._told: StepReport | None = None
+        # Wrong settings shall fail here and not hours later. Draws no random numbers.
+        layer: nn.Linear = nn.utils.skip_init(nn.Linear, 1, 1)  # type: ignore[no-untyped-call]
+        stepper = torch.optim.SGD(layer.parameters())
+        primum.attach(layer, stepper, **{k: v for k, v in settings.items() if k != "head"})
+
+    @property
+    def last(self) -> StepReport | None:
+        return self._last if self.reducer is None else self.reducer.last
+
+    def begin(
+        self, model: nn.Module, optimizer: Any, scaler: torch.amp.GradScaler | None = None
+    ) -> None:
+        """Attach; anew, if an earlier run was not ended."""
+        self.end()
+        found = {} if scaler is None else {"scaler": scaler}
+        self.reducer = primum.attach(model, optimizer, **(found | self._settings))
+        if self._waiting is not None:
+            self.reducer.load_state_dict(self._waiting)
+        self._waiting = self._last = self._told = None
+
+    def end(self) -> None:
+        """Remove the Reducer; nothing is left on the model."""
+        if self.reducer is not None:
+            self._last, self._final = self.reducer.last, self.reducer.state_dict()
+            self.reducer.remove()
+            self.reducer = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of the Reducer, the one it had at the end, or empty if there never was one."""
+        return self._final if self.reducer is None else self.reducer.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """For the Reducer, or for the one to come."""
+        if self.reducer is not None:
+            self.reducer.load_state_dict(state)
+        else:
+            self._waiting = dict(state)
+
+    def forget(self) -> None:
+        """Drop a state that waits: what it was loaded for is no training."""
+        self._waiting = None
+
+    def figures(self) -> dict[str, float]:
+        """`last.as_dict()` under names for a logger; empty if there is nothing new to tell."""
+        if self.last is None or self.last is self._told:
+            return {}
+        self._told = self.last
+        return {PREFIX + name: value for name, value in self.last.as_dict().items()}

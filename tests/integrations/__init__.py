@@ -1,0 +1,1 @@
+"""Tests of `primum.integrations`. What every framework must reproduce is in `plain.py`."""
