@@ -112,10 +112,13 @@ class MatrixFree:
         return vector if self._positions == 1 else vector.repeat_interleave(self._positions)
 
     def times(self, vector: Tensor) -> Tensor:
-        rows = self._rows(vector)
-        displacement = ((self._gradients_t * rows) @ self._features) * self._head.gain
+        displacement = self._sum(self._rows(vector)) * self._head.gain
         product = ((self._gradients @ displacement) * self._features).sum(1)
         return product if self._positions == 1 else product.view(-1, self._positions).sum(1)
+
+    def _sum(self, rows: Tensor) -> Tensor:
+        """`G^T rows`, the samples' gradients summed. [B * T] -> [d_out, d]."""
+        return (self._gradients_t * rows) @ self._features
 
     def scaled(self, scale: Tensor) -> MatrixFree:
         return MatrixFree(self._head, scale)

@@ -9,6 +9,7 @@ cube gives a feasible `w <= t` and a lower bound on the optimum, so a solver may
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -26,6 +27,8 @@ class Problem:
         drift: First-order change of each sample's loss per unit lr under the plain step. [B].
         reach: Radius of the trust region, in the optimizer's own metric. Scalar tensor.
         max_extra_weight: No sample gets more extra weight than this.
+        over_ranks: Adds up, over ranks that hold some of the samples each, sums over the samples;
+            None if they are all here.
 
     Examples:
         >>> gram = torch.tensor([[1.0, -0.5], [-0.5, 1.0]])
@@ -38,6 +41,13 @@ class Problem:
     drift: Tensor
     reach: Tensor
     max_extra_weight: float = 2.0
+    over_ranks: Callable[[Tensor], Tensor] | None = None
+
+    def totals(self, *sums: Tensor) -> Sequence[Tensor]:
+        """Sums over the samples that are here -> over all samples."""
+        if self.over_ranks is None:
+            return sums
+        return self.over_ranks(torch.stack(sums)).unbind()
 
     @classmethod
     def dense(
@@ -129,11 +139,13 @@ class Visited:
     used: Tensor
     after: Tensor
     best: Tensor
+    pulls: Tensor | None = None  # `drift' gamma`, where it takes other ranks to know it. [k]
 
     @property
     def lower_bound(self) -> Tensor:
         """The best of `drift' gamma - phi(n)` over the points."""
-        bounds = (self.multipliers @ self.drift).addcmul(self.used, self.norm, value=-1)
+        pulls = self.multipliers @ self.drift if self.pulls is None else self.pulls
+        bounds = pulls.addcmul(self.used, self.norm, value=-1)
         bounds = bounds.addcmul(self.used, self.used, value=0.5 / self.max_extra_weight)
         return bounds.nan_to_num(nan=-torch.inf).max()
 
@@ -190,13 +202,16 @@ def recover(multipliers: Tensor, products: Tensor, problem: Problem, iterations:
     drift, most = problem.drift, problem.max_extra_weight
     rounding = 4 * torch.finfo(drift.dtype).eps * len(drift)
     safe = products.addcmul(multipliers, problem.gram.diagonal, value=rounding)
-    squares = (multipliers * safe).sum(1)
+    (squares,) = problem.totals((multipliers * safe).sum(1))
     norm = squares.clamp_min(torch.finfo(drift.dtype).tiny).sqrt()
     scale = (problem.reach / norm).clamp_max(most)
     used = scale * norm
     scale = scale.unsqueeze(1)
     after = torch.addcmul(drift, products, scale, value=-1)
-    objectives = after.clamp_min(0).sum(1).addcmul(used, used, value=0.5 / most)
+    pulls, harms = None, after.clamp_min(0).sum(1)
+    if problem.over_ranks is not None:  # Now: a collective must not wait for a reader.
+        pulls, harms = problem.totals(multipliers @ drift, harms)
+    objectives = harms.addcmul(used, used, value=0.5 / most)
     # A solver that has arrived may run into 0 / 0: points that are not numbers do not count.
     objective, best = objectives.nan_to_num(nan=torch.inf, posinf=torch.inf).min(0)
     # `torch.embedding` is a row look-up that takes a scalar tensor; indexing by one would sync.
@@ -204,5 +219,5 @@ def recover(multipliers: Tensor, products: Tensor, problem: Problem, iterations:
         extra_weights=torch.embedding(multipliers * scale, best).nan_to_num(nan=0.0),
         objective=objective,
         iterations=iterations,
-        evidence=Visited(drift, most, multipliers, norm, used, after, best),
+        evidence=Visited(drift, most, multipliers, norm, used, after, best, pulls),
     )

@@ -39,16 +39,20 @@ def solve(problem: Problem, max_iters: int = 20) -> Solution:
 
     point = torch.where(pull > 0, bound, zero)
     product = gram.times(point)
-    length = point.dot(point) / point.dot(product)
+    square, extent = problem.totals(point.dot(point), point.dot(product))
+    length = square / extent
     points, products = [zero, point], [zero, product]
     for iteration in range(max_iters):
-        size = torch.maximum(point.dot(product), floor).sqrt()
+        size = torch.maximum(extent, floor).sqrt()
         descent = torch.addcmul(product, pull, size, value=-1)
         caution = 1.0 if iteration else 0.5  # at first the curvature is that of the point itself
         moved = point.addcmul(descent, length, value=-caution).clamp(zero, bound)
         points.append(moved)
         products.append(gram.times(moved))
         move, change = torch._foreach_sub((moved, products[-1]), (point, product))
-        length = move.dot(move) / move.dot(change)  # NaN once nothing moves; see `recover`
         point, product = moved, products[-1]
+        square, curvature, extent = problem.totals(
+            move.dot(move), move.dot(change), point.dot(product)
+        )
+        length = square / curvature  # NaN once nothing moves; see `recover`
     return recover(torch.stack(points) * scale, torch.stack(products) * bound, problem, max_iters)

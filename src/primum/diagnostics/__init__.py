@@ -1,0 +1,47 @@
+"""Seeing interference: what a step does to each sample, in the whole network, and really.
+
+    from primum import diagnostics
+    probe = diagnostics.Probe(model, optimizer, loss, inputs, targets)
+    diagnostics.compare(probe).table()
+
+Data flows down, imports never point up:
+
+    probe.py         a model about to take a step on a batch
+    gradients.py     per-sample losses and gradients, a few samples at a time
+    layers.py        the layers in the order in which they run
+    interference.py  Gram matrices and drift by layer; the drift under any weights
+    depth.py         how well the last layers stand for all (paper, Figure 1 top)
+    head.py          what `attach` would see
+    weights.py       weightings of a batch, and REOR (paper, Figure 1 bottom)
+    real.py          losses before and after a real step, on copies
+    compare.py       all of it side by side
+    record.py        what is kept of one step
+    meter.py         figures over a training run, totals per sample
+"""
+
+from primum.diagnostics.compare import Comparison, compare
+from primum.diagnostics.depth import Depth, by_depth
+from primum.diagnostics.gradients import per_sample_gradients
+from primum.diagnostics.interference import FirstOrder, Interference, first_order, measure
+from primum.diagnostics.meter import InterferenceMeter
+from primum.diagnostics.probe import Probe
+from primum.diagnostics.real import RealStep, real_steps
+from primum.diagnostics.weights import reor, weightings
+
+__all__ = [
+    "Probe",
+    "per_sample_gradients",
+    "measure",
+    "Interference",
+    "by_depth",
+    "Depth",
+    "weightings",
+    "reor",
+    "first_order",
+    "FirstOrder",
+    "real_steps",
+    "RealStep",
+    "compare",
+    "Comparison",
+    "InterferenceMeter",
+]

@@ -1,0 +1,83 @@
+"""All weightings of one batch side by side: to first order, and really."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from primum.diagnostics.interference import FirstOrder, Interference, first_order, measure
+from primum.diagnostics.probe import Probe
+from primum.diagnostics.real import RealStep, real_steps
+from primum.diagnostics.weights import reor, weightings
+from primum.recipe import Recipe
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """One batch, several weightings; the plain step first, under "plain".
+
+    Attributes:
+        interference: Of the whole network.
+        extra_weights: name -> [B]; zeros for "plain".
+        first: What each does to first order, under the optimizer's true step.
+        real: What each really does.
+    """
+
+    interference: Interference
+    extra_weights: dict[str, Tensor]
+    first: dict[str, FirstOrder]
+    real: dict[str, RealStep]
+
+    def reor(self) -> dict[str, Tensor]:
+        """Share of the whole network's first-order harm that each removes. Scalars."""
+        plain = self.first["plain"].drift
+        return {key: reor(plain, found.drift) for key, found in self.first.items()}
+
+    def real_reor(self) -> dict[str, Tensor]:
+        """Share of the real harm that each removes. Scalars."""
+        plain = self.real["plain"].change
+        return {key: reor(plain, found.change) for key, found in self.real.items()}
+
+    def table(self) -> dict[str, list[str] | list[float]]:
+        """One row per weighting; `pandas.DataFrame(comparison.table())`. Waits for the device.
+
+        Columns: `reor` (true step), `reor_fixed_gain` (as the problem sees it), `reor_real`;
+        `harmed` and `harmed_real`, shares of the batch; `sign_right` and `correlation`, how well
+        first order tells the real change; `mean_extra_weight`.
+        """
+        plain = self.first["plain"].drift
+        columns: dict[str, list[Tensor]] = {
+            "mean_extra_weight": [w.mean() for w in self.extra_weights.values()],
+            "reor": list(self.reor().values()),
+            "reor_fixed_gain": [
+                reor(plain, self.interference.drift_after(w)) for w in self.extra_weights.values()
+            ],
+            "reor_real": list(self.real_reor().values()),
+            "harmed": [(f.drift > 0).to(plain.dtype).mean() for f in self.first.values()],
+            "harmed_real": [step.harmed for step in self.real.values()],
+            "sign_right": [step.sign_right for step in self.real.values()],
+            "correlation": [step.correlation for step in self.real.values()],
+        }
+        figures = torch.stack([torch.stack(column) for column in columns.values()]).tolist()
+        names: dict[str, list[str] | list[float]] = {"weights": list(self.extra_weights)}
+        return names | dict(zip(columns, figures, strict=True))
+
+
+def compare(
+    probe: Probe,
+    *,
+    radius: float = 0.2,
+    max_extra_weight: float = 2.0,
+    recipes: Mapping[str, Recipe] | None = None,
+) -> Comparison:
+    """Measure, weigh in every way (`weightings`, whose arguments these are), step, look."""
+    interference = measure(probe)
+    given = weightings(
+        probe, interference, radius=radius, max_extra_weight=max_extra_weight, recipes=recipes
+    )
+    first = first_order(probe, given)
+    everyone = {"plain": torch.zeros_like(interference.losses)} | given
+    return Comparison(interference, everyone, first, real_steps(probe, given, first))

@@ -1,0 +1,144 @@
+"""Per-sample losses and gradients of a whole model, a few samples at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, grad, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._pytree import tree_map, tree_map_only
+
+from primum.diagnostics.probe import Probe, refuse_mixing
+
+Params: TypeAlias = Mapping[str, Tensor]
+OfOne: TypeAlias = Callable[[Any, Any], Any]  # inputs and targets of one sample
+
+
+def per_sample_gradients(probe: Probe) -> dict[str, Tensor]:
+    """The gradient of each sample's share of the mean loss, `L_i / B`, by parameter name.
+
+    Summed over the samples they are the gradient of the batch. All are held at once: for what
+    follows from them (`measure`, `first_order`) memory is bounded, here it is not.
+
+    Shapes: name -> [B, *parameter].
+    """
+    params = {name: param.detach() for name, param in probe.trained.items()}
+    rows = gradient_rows(probe, params)
+    return {name: found.view(-1, *params[name].shape) for name, found in rows.items()}
+
+
+def sample_losses(probe: Probe, params: Params | None = None) -> Tensor:
+    """Each sample's loss, with the model's own or with other values of its parameters. [B]."""
+    of_one = partial(loss_of_one, probe, params or {})
+    return torch.cat([losses for _, losses in over_chunks(probe, of_one)]).to(probe.dtype)
+
+
+def gradient_rows(probe: Probe, params: Params) -> dict[str, Tensor]:
+    """G for some of the parameters. name -> [B, size].
+
+    The gradients of the other parameters are not computed, so their memory is not needed.
+    """
+    batch = probe.batch_size
+    rows = {
+        name: torch.empty(batch, param.numel(), dtype=probe.dtype, device=param.device)
+        for name, param in params.items()
+    }
+
+    def of_one(inputs: Any, targets: Any) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = grad(partial(loss_of_one, probe))(dict(params), inputs, targets)
+        return found
+
+    for place, gradients in over_chunks(probe, of_one):
+        for name, row in gradients.items():
+            rows[name][place] = row.flatten(1).to(probe.dtype) / batch
+    return rows
+
+
+def loss_of_one(probe: Probe, params: Params, inputs: Any, targets: Any) -> Tensor:
+    """The loss of one sample, which the model sees as a batch of one; minus it if maximized.
+
+    `params` stand in for those of the model; a forward pass that writes buffers writes copies.
+    """
+    inputs, targets = tree_map_only(Tensor, lambda x: x.unsqueeze(0), (inputs, targets))
+    args, kwargs = arguments(inputs)
+    buffers = {name: buffer.clone() for name, buffer in probe.model.named_buffers()}
+    outputs = functional_call(probe.model, (dict(params), buffers), args, kwargs)
+    loss = probe.loss(outputs, targets)
+    if loss.numel() != 1:
+        raise ValueError(
+            "loss must give one number for one sample, a mean over its positions for example; "
+            f"got shape {list(loss.shape)}"
+        )
+    return probe.sign * loss.reshape(())
+
+
+def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A batch as positional and keyword arguments of the model."""
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    return (tuple(inputs), {}) if isinstance(inputs, tuple | list) else ((inputs,), {})
+
+
+def over_chunks(probe: Probe, of_one: OfOne) -> Iterator[tuple[slice, Any]]:
+    """`of_one` for every sample: where in the batch, and the results side by side. [chunk, ...].
+
+    The model's mode may have changed since the probe was made, so that is looked at again.
+    """
+    refuse_mixing(probe.model)
+    for first in range(0, probe.batch_size, probe.chunk_size):
+        place = slice(first, min(first + probe.chunk_size, probe.batch_size))
+        yield place, _chunk(probe, of_one, place)
+
+
+def _chunk(probe: Probe, of_one: OfOne, place: slice) -> Any:
+    samples = tree_map_only(Tensor, lambda x: x[place], (probe.inputs, probe.targets))
+    with (
+        torch.no_grad(),  # of the world outside: torch.func differentiates all the same
+        randomness(probe.device, probe.seed + place.start),
+        _plain_attention(),
+    ):
+        if probe.chunk_size == 1:
+            result = of_one(*tree_map_only(Tensor, lambda x: x[0], samples))
+            return tree_map_only(Tensor, lambda x: x.unsqueeze(0), result)
+        dims = tree_map(lambda leaf: 0 if isinstance(leaf, Tensor) else None, samples)
+        try:
+            return vmap(of_one, in_dims=dims, randomness="different")(*samples)
+        except RuntimeError as error:
+            if "vmap" not in str(error):
+                raise
+            raise RuntimeError(
+                "torch.func.vmap cannot batch this model, for the reason above; pass chunk_size=1 "
+                "to run one sample at a time without it"
+            ) from error
+
+
+@contextmanager
+def _plain_attention() -> Iterator[None]:
+    """The one form that vmap can batch, in training and in evaluation."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    try:
+        torch.backends.mha.set_fastpath_enabled(False)
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+@contextmanager
+def randomness(device: torch.device, seed: int) -> Iterator[None]:
+    """Random numbers from `seed` on, on the CPU and the device; then as if nothing had happened."""
+    module: Any = torch if device.type == "cpu" else torch.get_device_module(device)
+    where: Sequence[Any] = () if device.type in ("cpu", "mps") else (device,)
+    kept, kept_there = torch.get_rng_state(), module.get_rng_state(*where)
+    try:
+        module.set_rng_state(torch.Generator(device).manual_seed(seed).get_state(), *where)
+        torch.set_rng_state(torch.Generator().manual_seed(seed).get_state())
+        yield
+    finally:
+        module.set_rng_state(kept_there, *where)
+        torch.set_rng_state(kept)

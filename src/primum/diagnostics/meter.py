@@ -1,0 +1,262 @@
+"""Interference over a whole training run: a few figures per step, totals per sample."""
+
+from __future__ import annotations
+
+import json
+import math
+import weakref
+from collections.abc import Callable, Mapping
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch._compile import _disable_dynamo as eager  # torch.compiler.disable, imported lazily
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from primum.diagnostics.record import FIGURES, TOTALS, figures_of, gap_of, marks_of
+from primum.reducer import Reducer
+from primum.report import StepReport
+
+AT_ONCE = 32  # Reports that wait to be worked on together; about 50 numbers per sample each.
+
+
+class Writer(Protocol):
+    """What `to_tensorboard` needs of a `SummaryWriter`."""
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> Any: ...
+
+
+class InterferenceMeter:
+    """Collects a reducer's reports. Nothing waits for the device before an export.
+
+    Given a reducer and the optimizer it belongs to, the meter takes part by itself: after each
+    `optimizer.step()` it notes `reducer.last`. Otherwise call `update` once per step, which is also
+    the way to tell it which samples were in the batch.
+
+    Args:
+        reducer: From `attach` or `observe`; None to call `update` by hand.
+        optimizer: Whose steps to follow; goes with `reducer`.
+        num_samples: Size of the training set, if totals per sample are wanted.
+
+    Examples:
+        >>> model = nn.Linear(8, 3)
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> meter = InterferenceMeter(primum.attach(model, optimizer), optimizer)
+        >>> nn.functional.cross_entropy(model(torch.randn(4, 8)), torch.arange(4) % 3).backward()
+        >>> optimizer.step()
+        >>> meter.table()["batch_size"]
+        [4]
+    """
+
+    def __init__(
+        self,
+        reducer: Reducer | None = None,
+        optimizer: Optimizer | None = None,
+        *,
+        num_samples: int | None = None,
+    ) -> None:
+        if (reducer is None) != (optimizer is None):
+            raise ValueError(
+                "to follow a training run the meter needs both the reducer and its optimizer; "
+                "with neither, call update(reducer.last) after each step"
+            )
+        if num_samples is not None and num_samples < 1:
+            raise ValueError(f"num_samples must be >= 1, got {num_samples}")
+        self.num_samples = num_samples
+        self._steps: list[int] = []
+        self._batch_sizes: list[int] = []
+        self._applied: list[bool] = []
+        self._figures: list[Tensor] = []  # of several steps each
+        self._totals: Tensor | None = None
+        self._waiting: list[tuple[StepReport, Tensor | None]] = []
+        self._last: weakref.ref[StepReport] | None = None
+        self._written = 0
+        self._handle: RemovableHandle | None = None
+        if reducer is not None and optimizer is not None:
+            self._handle = optimizer.register_step_post_hook(self._after_step(reducer))
+
+    @property
+    def steps(self) -> int:
+        """How many were noted."""
+        return len(self._steps)
+
+    def remove(self) -> None:
+        """Stop following; what was collected stays."""
+        if self._handle is not None:
+            self._handle.remove()
+            self._handle = None
+
+    def update(
+        self, report: StepReport | None, ids: Tensor | None = None, step: int | None = None
+    ) -> None:
+        """Note one step.
+
+        Args:
+            report: `reducer.last`. None, as before the first backward pass, is passed over.
+            ids: Number of each sample in the training set, from 0; with `num_samples` only. Best on
+                the model's device: there it is not waited for, and not checked. [B].
+            step: Number of the step; one more than the last if not given.
+        """
+        if report is None:
+            return
+        if ids is not None:
+            self._check(report, ids)
+            ids = ids.to(report.drift.device, non_blocking=True, copy=True)
+        if step is None:
+            step = self._steps[-1] + 1 if self._steps else 0
+        self._steps.append(step)
+        self._batch_sizes.append(len(report.drift))
+        self._applied.append(report.applied)
+        self._last = weakref.ref(report)
+        self._waiting.append((report, ids))
+        if len(self._waiting) >= AT_ONCE:
+            self._work_off()
+
+    def table(self) -> dict[str, list[int] | list[bool] | list[float]]:
+        """One row per step; `pandas.DataFrame(meter.table())`. Waits for the device, once."""
+        figures = self._all_figures().double()  # SYNC: asked for
+        known: dict[str, list[int] | list[bool] | list[float]] = {
+            "step": list(self._steps),
+            "batch_size": list(self._batch_sizes),
+            "applied": list(self._applied),
+        }
+        columns = dict(zip(FIGURES, figures.unbind(1), strict=True))
+        columns["gap"] = gap_of(columns)
+        return known | {name: column.tolist() for name, column in columns.items()}
+
+    def samples(self) -> dict[str, list[int] | list[float]]:
+        """One row per sample of the training set: how often seen and harmed, weight given.
+
+        `harmed_after` counts the steps that would harm it with the extra weights, `extra_weight` is
+        their sum (under `observe`, what it would have been). Steps that fell back do not count.
+        """
+        if self.num_samples is None:
+            raise ValueError("no totals per sample: make the meter with num_samples=")
+        self._work_off()
+        totals = self._totals
+        if totals is None:
+            totals = torch.zeros(self.num_samples, len(TOTALS))
+        seen, before, after, weight = totals.t().tolist()  # SYNC: asked for
+        counts = {"seen": seen, "harmed_before": before, "harmed_after": after}
+        ids: dict[str, list[int] | list[float]] = {"id": list(range(self.num_samples))}
+        return (
+            ids
+            | {name: [round(value) for value in values] for name, values in counts.items()}
+            | {"extra_weight": weight}
+        )
+
+    def to_json(self, path: str | Path) -> None:
+        """Write both tables. Figures that are not numbers become null."""
+        samples = None if self.num_samples is None else self.samples()
+        content = {"steps": _without_nan(self.table()), "samples": samples}
+        Path(path).write_text(json.dumps(content, allow_nan=False))
+
+    @classmethod
+    def from_json(cls, path: str | Path) -> InterferenceMeter:
+        """The meter that `to_json` wrote, on the CPU and following nobody."""
+        content = json.loads(Path(path).read_text())
+        steps, samples = content["steps"], content["samples"]
+        meter = cls(num_samples=None if samples is None else len(samples["id"]))
+        rows = [[float("nan") if v is None else v for v in steps[name]] for name in FIGURES]
+        meter._steps, meter._batch_sizes = steps["step"], steps["batch_size"]
+        meter._applied = steps["applied"]
+        meter._figures = [torch.tensor(rows, dtype=torch.float64).t()]
+        if samples is not None:
+            meter._totals = torch.tensor([samples[name] for name in TOTALS]).t().contiguous()
+        return meter
+
+    def to_tensorboard(self, writer: Writer, prefix: str = "primum") -> None:
+        """Write the steps that this has not written yet: call it as often as you like."""
+        table = self.table()
+        for row in range(self._written, self.steps):
+            for name in (*FIGURES, "gap"):
+                value = float(table[name][row])
+                if math.isfinite(value):
+                    writer.add_scalar(f"{prefix}/{name}", value, self._steps[row])
+        self._written = self.steps
+
+    def state_dict(self) -> dict[str, Any]:
+        """Plain values and tensors: loads with `weights_only=True`."""
+        figures = self._all_figures()
+        return {
+            "steps": list(self._steps),
+            "batch_sizes": list(self._batch_sizes),
+            "applied": list(self._applied),
+            "columns": list(FIGURES),
+            "figures": figures,
+            "totals": None if self._totals is None else self._totals.clone(),
+            "written": self._written,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from where the state was saved."""
+        missing = self.state_dict().keys() - state.keys()
+        if missing:
+            raise ValueError(f"not a state_dict of an InterferenceMeter: {sorted(missing)} missing")
+        if state["columns"] != list(FIGURES):
+            raise ValueError(f"this state has other columns: {state['columns']}")
+        totals = state["totals"]
+        if totals is not None and len(totals) != self.num_samples:
+            raise ValueError(
+                f"this state has totals of {len(totals)} samples, the meter num_samples="
+                f"{self.num_samples}"
+            )
+        self._steps, self._batch_sizes = list(state["steps"]), list(state["batch_sizes"])
+        self._applied = list(state["applied"])
+        self._figures, self._waiting = [state["figures"]], []
+        self._totals = None if totals is None else totals.clone()
+        self._written = state["written"]
+
+    def _after_step(self, reducer: Reducer) -> Callable[..., None]:
+        @eager
+        def note(*_: Any) -> None:
+            known = None if self._last is None else self._last()
+            if reducer.last is not known:  # a step without a backward pass: nothing new
+                self.update(reducer.last)
+
+        return note
+
+    def _check(self, report: StepReport, ids: Tensor) -> None:
+        if self.num_samples is None:
+            raise ValueError("ids need num_samples= where the meter is made")
+        if ids.shape != report.drift.shape:
+            raise ValueError(
+                f"ids must have one entry per sample, shape {list(report.drift.shape)}, "
+                f"got {list(ids.shape)}"
+            )
+        if type(ids) is Tensor and ids.device.type == "cpu":
+            ends: Any = [end.tolist() for end in ids.aminmax()]  # host memory: not a sync
+            least, most = ends
+            if least < 0 or most >= self.num_samples:
+                raise ValueError(
+                    f"ids must be between 0 and {self.num_samples - 1}, got {least} to {most}"
+                )
+
+    def _work_off(self) -> None:
+        """Figures and totals of the reports that wait."""
+        waiting, self._waiting = self._waiting, []
+        for _, group in groupby(
+            waiting, key=lambda pair: (pair[0].drift.shape, pair[0].drift.dtype)
+        ):
+            self._figures.append(figures_of([report for report, _ in group]))
+        known = [(report, ids) for report, ids in waiting if ids is not None]
+        if known and self.num_samples is not None:
+            marks = marks_of([report for report, _ in known])
+            if self._totals is None:
+                self._totals = marks.new_zeros(self.num_samples, len(TOTALS))
+            self._totals = self._totals.to(marks.device)  # from elsewhere when a run is resumed
+            self._totals.index_add_(0, torch.cat([ids for _, ids in known]), marks)
+
+    def _all_figures(self) -> Tensor:
+        """Of all steps, on the CPU. [steps, len(FIGURES)]."""
+        self._work_off()
+        rows = [each.cpu() for each in self._figures]  # SYNC: asked for
+        self._figures = [torch.cat(rows)] if rows else [torch.empty(0, len(FIGURES))]
+        return self._figures[0]
+
+
+def _without_nan(table: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
+    return {name: [v if math.isfinite(v) else None for v in vs] for name, vs in table.items()}

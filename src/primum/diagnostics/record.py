@@ -1,0 +1,75 @@
+"""What is kept of a few steps: a row of figures for each, and marks for each of their samples.
+
+Several reports at once, so that a step costs a few operations of the device instead of thirty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from primum.report import StepReport
+
+FIGURES = (
+    "harm_before",
+    "harm_after",
+    "harmed_before",
+    "harmed_after",
+    "mean_extra_weight",
+    "extra_weight_p50",
+    "extra_weight_p90",
+    "extra_weight_max",
+    "objective",
+    "lower_bound",
+    "fallbacks",
+)
+TOTALS = ("seen", "harmed_before", "harmed_after", "extra_weight")
+
+
+def figures_of(reports: Sequence[StepReport]) -> Tensor:
+    """The figures of steps with equally large batches, on their device. [steps, len(FIGURES)].
+
+    The same numbers as the report's own properties. The gap is not among them: it follows from
+    objective, lower bound and harm when it is asked for.
+    """
+    before = torch.stack([report.drift for report in reports])
+    after = torch.stack([report.drift_after for report in reports])
+    drifts = torch.stack((before, after))
+    weights = torch.stack([report.extra_weights for report in reports])
+    harm = drifts.clamp_min(0).sum(2)
+    harmed = torch.where(harm.isnan(), harm, (drifts > 0).to(harm.dtype).mean(2))
+    ranked = weights.sort(1).values
+    last = weights.shape[1] - 1
+    columns = (
+        *harm,
+        *harmed,
+        weights.mean(1),
+        ranked[:, last // 2],
+        ranked[:, (9 * last) // 10],
+        ranked[:, last],
+        torch.stack([report.objective for report in reports]),
+        torch.stack([report.lower_bound for report in reports]),
+        torch.stack([report.fallbacks for report in reports]).to(harm.dtype),
+    )
+    return torch.stack(columns, 1)
+
+
+def gap_of(columns: Mapping[str, Tensor]) -> Tensor:
+    """Certified distance to the best possible answer, relative to the harm before. [steps]."""
+    harm = columns["harm_before"]
+    distance = (columns["objective"] - columns["lower_bound"]).clamp_min(0)
+    return torch.where(harm == 0, 0.0, distance / harm)
+
+
+def marks_of(reports: Sequence[StepReport]) -> Tensor:
+    """What to add to the totals of each sample of these steps, in order. [samples, len(TOTALS)].
+
+    A step that fell back counts as unseen.
+    """
+    before = torch.cat([report.drift for report in reports])
+    after = torch.cat([report.drift_after for report in reports])
+    weights = torch.cat([report.extra_weights for report in reports])
+    marks = (before == before, before > 0, after > 0, weights)
+    return torch.stack([mark.to(torch.float32) for mark in marks], 1)
