@@ -1,0 +1,33 @@
+"""Random erasing (Zhong et al., 2020)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from primum.experiments.augment.crops import random_boxes
+
+
+def random_erase(
+    images: Tensor,
+    chance: float,
+    generator: torch.Generator,
+    *,
+    area: tuple[float, float] = (0.02, 1 / 3),
+    aspect: tuple[float, float] = (0.3, 1 / 0.3),
+) -> Tensor:
+    """A box of noise in some images, which must be normalised: mean 0, deviation 1.
+
+    Noise is drawn for every pixel, as in the ConvNeXt recipe. Shapes: [B, C, H, W] -> the same.
+    """
+    count, _, height, width = images.shape
+    hit = torch.rand(count, generator=generator) < chance
+    sizes = torch.tensor([[height, width]]).expand(count, 2)
+    top, left, tall, wide = (
+        random_boxes(sizes, generator, area=area, aspect=aspect).view(count, 4, 1, 1).unbind(1)
+    )
+    noise = torch.randn(images.shape, generator=generator)
+    row, column = torch.arange(height).view(1, -1, 1), torch.arange(width).view(1, 1, -1)
+    inside = (row >= top) & (row < top + tall) & (column >= left) & (column < left + wide)
+    inside = (inside & hit.view(-1, 1, 1)).unsqueeze(1)
+    return torch.where(inside, noise, images)

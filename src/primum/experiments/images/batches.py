@@ -1,0 +1,155 @@
+"""Batches in an order, and with augmentations, that depend on seed, epoch and step alone.
+
+So a run that starts again in the middle of an epoch sees exactly the batches it would have seen,
+with nothing to store but the numbers of epoch and step, and whatever the number of workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from primum.experiments.augment import Augmentation
+from primum.experiments.images.lazy import LazyImages
+from primum.experiments.images.load import ImageData, Split
+
+ORDER, AUGMENT = 1, 2  # what a generator is for
+
+
+class Batch(NamedTuple):
+    """Images float [B, 3, H, W], normalised; labels [B] or soft targets [B, classes]; ids [B].
+
+    An id is a sample's place in its split.
+    """
+
+    images: Tensor
+    targets: Tensor
+    ids: Tensor
+
+
+class Batches:
+    """The batches of one split.
+
+    Args:
+        split: images and labels.
+        data: what the split is part of; its mean, deviation and classes are used.
+        batch_size: samples of a step, over all ranks.
+        seed: of the order and the augmentations.
+        augmentation: what is done to the images; None is nothing.
+        shuffle: a new order in each epoch; otherwise the split's own.
+        drop_last: leave out a last batch that is not full.
+        workers: processes that prepare batches; worth it for lazy images.
+        rank: which part of each batch this process takes, of `ranks`.
+        ranks: number of processes that share a batch.
+
+    Example:
+        >>> from primum.experiments.images import Batches, DataSettings, load_data
+        >>> data = load_data(DataSettings("generated", train_size=100))
+        >>> batches = Batches(data.train, data, batch_size=32, seed=0)
+        >>> [len(batch.ids) for batch in batches.epoch(0)]
+        [32, 32, 32]
+    """
+
+    def __init__(
+        self,
+        split: Split,
+        data: ImageData,
+        *,
+        batch_size: int,
+        seed: int = 0,
+        augmentation: Augmentation | None = None,
+        shuffle: bool = True,
+        drop_last: bool = True,
+        workers: int = 0,
+        rank: int = 0,
+        ranks: int = 1,
+    ) -> None:
+        if batch_size < ranks:
+            raise ValueError(f"batch_size must be >= ranks ({ranks}), got {batch_size}")
+        if drop_last and batch_size > len(split):
+            raise ValueError(
+                f"batch_size is {batch_size}, but there are {len(split)} samples; "
+                "choose a smaller one, or drop_last=False"
+            )
+        if seed < 0:
+            raise ValueError(f"seed must be >= 0, got {seed}")
+        self.split = split
+        self.classes = data.classes
+        self.batch_size = batch_size
+        self.seed = seed
+        self.augmentation = augmentation or Augmentation()
+        self.shuffle = shuffle
+        self.drop_last = drop_last
+        self.workers = workers
+        self.rank, self.ranks = rank, ranks
+        self._mean, self._std = (
+            255 * torch.tensor(each, dtype=torch.float32).view(-1, 1, 1)
+            for each in (data.mean, data.std)
+        )
+
+    def __len__(self) -> int:
+        """Steps of an epoch."""
+        whole, rest = divmod(len(self.split), self.batch_size)
+        return whole if self.drop_last or not rest else whole + 1
+
+    def epoch(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
+        """The batches of an epoch, from `first_step` on."""
+        steps = _Steps(self, epoch, first_step)
+        if self.workers == 0:
+            return (steps[place] for place in range(len(steps)))
+        return iter(DataLoader(steps, batch_size=None, num_workers=self.workers))
+
+    def order(self, epoch: int) -> Tensor:
+        """All ids in the order of an epoch; [N]."""
+        if not self.shuffle:
+            return torch.arange(len(self.split))
+        return torch.randperm(len(self.split), generator=_generator(self.seed, ORDER, epoch))
+
+    def make(self, ids: Tensor, epoch: int, step: int) -> Batch:
+        """One batch of the given samples, augmented as at this step."""
+        generator = _generator(self.seed, AUGMENT, epoch, step, self.rank)
+        images = self.augmentation.on_bytes(self._pixels(ids, generator), generator)
+        normalised = (images.float() - self._mean) / self._std
+        return Batch(
+            *self.augmentation.on_floats(
+                normalised, self.split.labels[ids], self.classes, generator
+            ),
+            ids,
+        )
+
+    def _pixels(self, ids: Tensor, generator: torch.Generator) -> Tensor:
+        """Stored images in one size; uint8 [B, 3, H, W]."""
+        images = self.split.images
+        if isinstance(images, LazyImages):
+            photographs = [images.read(index) for index in ids.tolist()]
+            return self.augmentation.crop(photographs, images.size, generator)
+        if self.augmentation.resized:
+            return self.augmentation.crop(list(images[ids]), images.shape[-1], generator)
+        return images[ids]
+
+
+class _Steps(Dataset[Batch]):
+    """The steps of one epoch, each made when asked for."""
+
+    def __init__(self, batches: Batches, epoch: int, first_step: int) -> None:
+        self.batches, self.epoch, self.first_step = batches, epoch, first_step
+        self.order = batches.order(epoch)
+
+    def __len__(self) -> int:
+        return max(0, len(self.batches) - self.first_step)
+
+    def __getitem__(self, place: int) -> Batch:
+        step, size = self.first_step + place, self.batches.batch_size
+        ids = self.order[step * size : (step + 1) * size]
+        return self.batches.make(ids[self.batches.rank :: self.batches.ranks], self.epoch, step)
+
+
+def _generator(*numbers: int) -> torch.Generator:
+    """A generator for each list of numbers, unrelated to those for others."""
+    seed = np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0]
+    return torch.Generator().manual_seed(int(seed))

@@ -1,0 +1,65 @@
+"""Encoded images to uint8 tensors."""
+
+from __future__ import annotations
+
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from primum.experiments.images.settings import DataError
+from primum.experiments.images.source import Table
+
+CHUNK = 1000  # rows read at a time
+
+
+def decode_image(stored: Any, where: str) -> Tensor:
+    """One image as Hugging Face stores it, a dict with its bytes or its path -> uint8 [3, H, W].
+
+    Grey images and palettes become RGB. `where` names the image in an error.
+    """
+    try:
+        encoded = stored["bytes"]
+        with Image.open(stored["path"] if encoded is None else BytesIO(encoded)) as image:
+            pixels = np.array(image.convert("RGB"))
+    except Exception as error:  # PIL raises errors of many kinds on broken files
+        raise DataError(
+            f"cannot decode the image in {where}: {error}; the file is damaged, fetch it again"
+        ) from error
+    return torch.from_numpy(pixels).permute(2, 0, 1)
+
+
+def decode_table(table: Table) -> tuple[Tensor, Tensor]:
+    """A whole split: images uint8 [N, 3, H, W], labels int64 [N]. All images have one size."""
+    images: list[Tensor] = []
+    labels: list[Any] = []
+    for rows in table.rows.iter(batch_size=CHUNK):
+        for stored in rows[table.image_column]:
+            where = _row(table, len(images))
+            image = decode_image(stored, where)
+            if images and image.shape != images[0].shape:
+                first, this = ("{1} x {2}".format(*each.shape) for each in (images[0], image))
+                raise DataError(f"all images must have one size: row 0 has {first}, {where} {this}")
+            images.append(image)
+        labels += rows[table.label_column]
+    if not images:
+        raise DataError(f"the {table.split} split in {table.where} is empty")
+    return torch.stack(images), check_labels(labels, table)
+
+
+def check_labels(labels: list[Any], table: Table) -> Tensor:
+    """Class numbers from 0 up as a tensor; int64 [N]."""
+    for row, label in enumerate(labels):
+        if not isinstance(label, int) or label < 0:
+            raise DataError(
+                f"column {table.label_column!r} must hold class numbers from 0 up, "
+                f"got {label!r} in {_row(table, row)}"
+            )
+    return torch.tensor(labels, dtype=torch.int64)
+
+
+def _row(table: Table, row: int) -> str:
+    return f"row {row} of the {table.split} split in {table.where}"

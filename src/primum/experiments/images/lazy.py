@@ -1,0 +1,38 @@
+"""Images decoded when asked for: ImageNet-sized data, photographs of many sizes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from primum.experiments.images.decode import check_labels, decode_image
+from primum.experiments.images.source import Table
+
+
+@dataclass(frozen=True)
+class LazyImages:
+    """Rows of a table that stays on disk, memory-mapped; workers share it without copying.
+
+    `size` is the side of the crops that batches are made of.
+    """
+
+    table: Table
+    rows: Tensor
+    size: int
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def read(self, index: int) -> Tensor:
+        """One image as it is stored; uint8 [3, H, W]."""
+        row = int(self.rows[index])
+        where = f"row {row} of the {self.table.split} split in {self.table.where}"
+        return decode_image(self.table.rows[row][self.table.image_column], where)
+
+
+def lazy_images(table: Table, size: int) -> tuple[LazyImages, Tensor]:
+    """All rows of a table, and their labels [N], which are read at once."""
+    labels = check_labels(list(table.rows[table.label_column]), table)
+    return LazyImages(table, torch.arange(len(labels)), size), labels

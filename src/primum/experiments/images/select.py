@@ -1,0 +1,65 @@
+"""Subsets, label noise, mean and deviation."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from primum.experiments.images.settings import DataError
+
+
+def subset(labels: Tensor, size: int | None, classes: int, *, balanced: bool, part: str) -> Tensor:
+    """Rows to keep, in their first order: all, the first `size`, or as many of each class.
+
+    Where `size` is no multiple of `classes`, the first classes have one more.
+    Shapes: labels [N] -> [size].
+    """
+    if size is None:
+        return torch.arange(len(labels))
+    if size > len(labels):
+        raise DataError(f"{part}_size is {size}, but there are {len(labels)} {part} images")
+    if not balanced:
+        return torch.arange(size)
+    kept = []
+    for label in range(classes):
+        wanted = size // classes + (label < size % classes)
+        rows = (labels == label).nonzero().flatten()
+        if len(rows) < wanted:
+            raise DataError(
+                f"{part}_size={size} with balanced=True needs {wanted} images of class {label}, "
+                f"but there are {len(rows)}"
+            )
+        kept.append(rows[:wanted])
+    return torch.cat(kept).sort().values
+
+
+def add_label_noise(labels: Tensor, share: float, classes: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Labels of which a share, rounded to whole samples, is wrong; and which ones those are.
+
+    A wrong label is any other class, all alike. Shapes: [N] -> [N], bool [N].
+    """
+    generator = torch.Generator().manual_seed(seed)
+    count = round(share * len(labels))
+    rows = torch.randperm(len(labels), generator=generator)[:count]
+    shifts = torch.randint(1, classes, (count,), generator=generator)
+    flipped = torch.zeros(len(labels), dtype=torch.bool)
+    flipped[rows] = True
+    noisy = labels.clone()
+    noisy[rows] = (labels[rows] + shifts) % classes
+    return noisy, flipped
+
+
+def mean_and_std(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Per channel, on the scale 0 to 1; from counts of byte values, so exact for any number.
+
+    Shapes: uint8 [N, C, H, W] -> C values each.
+    """
+    values = torch.arange(256, dtype=torch.float64) / 255
+    means, stds = [], []
+    for channel in images.unbind(dim=1):
+        share = torch.bincount(channel.flatten().int(), minlength=256).double() / channel.numel()
+        mean = float(share @ values)
+        means.append(mean)
+        # A channel that never changes carries nothing; one grey level keeps the division finite.
+        stds.append(max(float(share @ (values - mean) ** 2) ** 0.5, 1 / 255))
+    return tuple(means), tuple(stds)

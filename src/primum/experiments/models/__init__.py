@@ -1,0 +1,21 @@
+"""Image classifiers, each ending in one linear layer, the head. `registry` builds them by name.
+
+digits.py     the demo's two, for one-channel images of 8 x 8 pixels
+small.py      a group-norm CNN for studies on a CPU
+resnet.py     ResNet-20 and ResNet-44 for CIFAR, ResNet-50
+vit.py        vision transformers for small images
+convnext.py   ConvNeXt-T
+registry.py   by name, or a user's own by import path
+"""
+
+from primum.experiments.models.digits import EncoderBlock, GroupNormCNN, PatchTransformer
+from primum.experiments.models.registry import MODELS, ModelError, build_model
+
+__all__ = [
+    "MODELS",
+    "EncoderBlock",
+    "GroupNormCNN",
+    "ModelError",
+    "PatchTransformer",
+    "build_model",
+]

@@ -1,0 +1,31 @@
+"""The choice of normalisation in convolutional models.
+
+Group norm treats each sample by itself. Batch norm ties a sample's logits, and so its gradient, to
+the other samples of the batch: `torch.func.vmap` refuses it in training mode, and the Gram matrix
+of a batch is then an approximation (paper, Sec. 5.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+from torch import nn
+
+Norm = Literal["group", "batch"]
+
+
+def norm_layer(norm: Norm, groups: int) -> Callable[[int], nn.Module]:
+    """A function from a number of channels to a layer with one scale and shift per channel."""
+    if norm == "batch":
+        return nn.BatchNorm2d
+    if norm == "group":
+        return lambda channels: nn.GroupNorm(groups, channels)
+    raise ValueError(f'norm must be "group" or "batch", got {norm!r}')
+
+
+def init_convolutions(model: nn.Module) -> None:
+    """He's normal initialisation, which keeps the variance of gradients through ReLU layers."""
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

@@ -1,0 +1,170 @@
+"""Models by name, and a user's own by import path."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import nn
+
+from primum.experiments.models.convnext import ConvNeXt
+from primum.experiments.models.norms import Norm
+from primum.experiments.models.resnet import CifarResNet, ResNet50
+from primum.experiments.models.small import SmallCNN
+from primum.experiments.models.vit import ViT
+
+
+class ModelError(ValueError):
+    """A model that cannot be built, with what to do about it."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """One line for a list, the norms to choose from (the default first), and how to build it.
+
+    `build` takes the number of classes, the side of the images and the norm.
+    """
+
+    description: str
+    norms: tuple[Norm, ...]
+    build: Callable[[int, int, Norm], nn.Module]
+
+
+def _resnet50(classes: int, image_size: int, norm: Norm) -> nn.Module:
+    # Tiny-ImageNet's 64 pixels keep the ImageNet stem: the paper trains it "using the same recipe".
+    return ResNet50(classes, norm=norm, stem="imagenet" if image_size >= 64 else "small")
+
+
+MODELS: dict[str, Model] = {
+    "cnn-small": Model(
+        "3 convolutions, 64-wide head: CIFAR studies on a CPU",
+        ("group", "batch"),
+        lambda classes, size, norm: SmallCNN(classes, norm=norm),
+    ),
+    "vit-micro": Model(
+        "transformer of 4 layers, 4 heads, width 96, 16 patches: CIFAR studies on a CPU",
+        (),
+        lambda classes, size, _: ViT(
+            classes, image_size=size, width=96, depth=4, heads=4, patches=4
+        ),
+    ),
+    "resnet20": Model(
+        "the paper's ResNet-20 for CIFAR, group norm with 8 groups",
+        ("group", "batch"),
+        lambda classes, size, norm: CifarResNet(classes, blocks=3, norm=norm),
+    ),
+    "resnet44": Model(
+        "the paper's ResNet-44 for CIFAR, group norm with 8 groups",
+        ("group", "batch"),
+        lambda classes, size, norm: CifarResNet(classes, blocks=7, norm=norm),
+    ),
+    "resnet50": Model(
+        "the paper's ResNet-50 for Tiny-ImageNet, batch norm or group norm",
+        ("batch", "group"),
+        _resnet50,
+    ),
+    "vit": Model(
+        "the paper's ViT for CIFAR: 7 layers, 12 heads, width 384",
+        (),
+        lambda classes, size, _: ViT(classes, image_size=size),
+    ),
+    "vit-small": Model(
+        "the paper's ViT-small for CIFAR: 7 layers, 12 heads, width 192",
+        (),
+        lambda classes, size, _: ViT(classes, image_size=size, width=192),
+    ),
+    "convnext-t": Model(
+        "the paper's ConvNeXt-T for Tiny-ImageNet and ImageNet-100, stochastic depth 0.1",
+        (),
+        lambda classes, size, _: ConvNeXt(classes),
+    ),
+}
+
+
+def build_model(
+    name: str,
+    classes: int,
+    image_size: int,
+    *,
+    norm: Norm | None = None,
+    seed: int | None = None,
+) -> nn.Module:
+    """A model by name, or `package.module:factory`, called as `factory(classes=, image_size=)`.
+
+    Args:
+        name: a key of `MODELS`, or an import path; modules of the working directory are found.
+        classes: number of logits.
+        image_size: side of the images.
+        norm: `"group"` or `"batch"`, for models that have the choice; None is the model's own.
+        seed: the same seed gives the same first parameters; None draws from the global generator.
+    """
+    for what, value in (("classes", classes), ("image_size", image_size)):
+        if value < 1:
+            raise ModelError(f"{what} must be >= 1, got {value}")
+    with nullcontext() if seed is None else torch.random.fork_rng(devices=[]):
+        if seed is not None:
+            torch.manual_seed(seed)
+        if ":" in name:
+            return _build_by_path(name, classes, image_size, norm)
+        return _build_by_name(name, classes, image_size, norm)
+
+
+def _build_by_name(name: str, classes: int, image_size: int, norm: Norm | None) -> nn.Module:
+    if name not in MODELS:
+        raise ModelError(
+            f"unknown model {name!r}; choose from {', '.join(MODELS)}, "
+            "or give your own as package.module:factory"
+        )
+    model = MODELS[name]
+    if norm is not None and norm not in model.norms:
+        have = " and ".join(model.norms) or "none but its own layer norm"
+        raise ModelError(f"{name} has no {norm!r} norm; to choose from: {have}")
+    chosen = norm or (model.norms[0] if model.norms else "group")
+    try:
+        return model.build(classes, image_size, chosen)
+    except ValueError as error:
+        raise ModelError(f"{name}: {error}") from error
+
+
+def _build_by_path(path: str, classes: int, image_size: int, norm: Norm | None) -> nn.Module:
+    if norm is not None:
+        raise ModelError(f"norm={norm!r} is for models by name; let {path} choose its own")
+    factory = _find(path)
+    try:
+        inspect.signature(factory).bind(classes=classes, image_size=image_size)
+    except TypeError as error:
+        raise ModelError(
+            f"{path} must take the keywords classes and image_size: {error}"
+        ) from error
+    model = factory(classes=classes, image_size=image_size)
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"{path} must return a torch.nn.Module, got {type(model).__name__}")
+    return model
+
+
+def _find(path: str) -> Callable[..., object]:
+    module_name, _, attribute = path.partition(":")
+    if not module_name or not attribute:
+        raise ModelError(f"an import path has the form package.module:factory, got {path!r}")
+    here = str(Path.cwd())
+    sys.path.insert(0, here)  # an installed command does not look in the working directory
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ModelError(f"cannot import {module_name!r} of {path!r}: {error}") from error
+    finally:
+        sys.path.remove(here)
+    factory = getattr(module, attribute, None)
+    if factory is None:
+        public = ", ".join(n for n, value in vars(module).items() if callable(value))
+        raise ModelError(f"{module_name} has no {attribute!r}; it has: {public or 'nothing'}")
+    if not callable(factory):
+        raise ModelError(f"{path} is a {type(factory).__name__}, not a function or class")
+    return cast("Callable[..., object]", factory)

@@ -1,0 +1,137 @@
+"""Batches: every sample once, the same again, from any step on."""
+
+from __future__ import annotations
+
+import doctest
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor
+
+from primum.experiments.augment import AUGMENTATIONS, Augmentation
+from primum.experiments.images import Batches, DataSettings, ImageData, batches, load_data
+from primum.experiments.images.batches import Batch
+
+
+@pytest.fixture(scope="module")
+def data() -> ImageData:
+    return load_data(DataSettings("generated", train_size=50, image_size=8, label_noise=0.2))
+
+
+def same(first: Batch, second: Batch) -> bool:
+    return all(torch.equal(one, other) for one, other in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize(("drop_last", "sizes"), [(True, [16] * 3), (False, [16] * 3 + [2])])
+def test_every_sample_at_most_once(data: ImageData, drop_last: bool, sizes: list[int]) -> None:
+    batches = Batches(data.train, data, batch_size=16, drop_last=drop_last)
+    found = list(batches.epoch(0))
+    assert len(batches) == len(found)
+    assert [len(batch.ids) for batch in found] == sizes
+    ids = torch.cat([batch.ids for batch in found])
+    assert len(ids.unique()) == len(ids) == sum(sizes)
+    assert int(ids.max()) < 50
+
+
+def test_a_batch_holds_what_its_ids_say(data: ImageData) -> None:
+    assert isinstance(data.train.images, Tensor)
+    for images, targets, ids in Batches(data.train, data, batch_size=16).epoch(3):
+        assert torch.equal(targets, data.train.labels[ids])  # noisy labels, those to train on
+        mean, std = (torch.tensor(each).view(3, 1, 1) for each in (data.mean, data.std))
+        expected = (data.train.images[ids].float() / 255 - mean) / std
+        torch.testing.assert_close(images, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_training_images_are_standardised(data: ImageData) -> None:
+    (batch,) = Batches(data.train, data, batch_size=50).epoch(0)
+    assert batch.images.mean(dim=(0, 2, 3)).abs().max() < 1e-4
+    torch.testing.assert_close(
+        batch.images.var(dim=(0, 2, 3), correction=0), torch.ones(3), rtol=1e-3, atol=0
+    )
+
+
+def test_without_shuffling_the_order_is_the_splits_own(data: ImageData) -> None:
+    batches = Batches(data.test, data, batch_size=100, shuffle=False, drop_last=False)
+    ids = torch.cat([batch.ids for batch in batches.epoch(0)])
+    assert torch.equal(ids, torch.arange(256))
+
+
+def test_order_depends_on_seed_and_epoch(data: ImageData) -> None:
+    orders = [
+        Batches(data.train, data, batch_size=16, seed=seed).order(epoch)
+        for seed, epoch in ((0, 0), (0, 1), (1, 0), (0, 0))
+    ]
+    assert torch.equal(orders[0], orders[3])
+    assert not torch.equal(orders[0], orders[1])
+    assert not torch.equal(orders[0], orders[2])
+    assert not torch.equal(orders[1], orders[2])
+
+
+@pytest.mark.parametrize("name", AUGMENTATIONS)
+def test_going_on_in_the_middle_of_an_epoch_is_exact(data: ImageData, name: str) -> None:
+    def batches() -> Batches:
+        return Batches(data.train, data, batch_size=16, seed=5, augmentation=AUGMENTATIONS[name])
+
+    whole = list(batches().epoch(2))
+    torch.manual_seed(99)  # what the rest of a program draws does not matter
+    rest = list(batches().epoch(2, first_step=1))
+    assert len(rest) == 2
+    assert all(same(*pair) for pair in zip(whole[1:], rest, strict=True))
+    assert not list(batches().epoch(2, first_step=3))
+
+
+def test_augmentations_differ_from_step_to_step_and_epoch_to_epoch(data: ImageData) -> None:
+    batches = Batches(data.train, data, batch_size=16, augmentation=Augmentation(padding=2))
+    ids = torch.arange(16)
+    made = [batches.make(ids, epoch, step).images for epoch, step in ((0, 0), (0, 1), (1, 0))]
+    assert not torch.equal(made[0], made[1])
+    assert not torch.equal(made[0], made[2])
+    assert not torch.equal(made[1], made[2])
+
+
+def test_the_same_in_another_process(data: ImageData) -> None:
+    """Seeds are mixed without Python's hash, which differs from process to process."""
+    script = """
+from primum.experiments.images import Batches, DataSettings, load_data
+data = load_data(DataSettings("generated", train_size=50, image_size=8, label_noise=0.2))
+print(*Batches(data.train, data, batch_size=16, seed=4).order(7).tolist())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    order = Batches(data.train, data, batch_size=16, seed=4).order(7)
+    assert [int(each) for each in done.stdout.split()] == order.tolist()
+
+
+def test_ranks_share_each_batch(data: ImageData) -> None:
+    whole = Batches(data.train, data, batch_size=16)
+    parts = [Batches(data.train, data, batch_size=16, rank=rank, ranks=3) for rank in range(3)]
+    for batch, *shares in zip(whole.epoch(0), *(part.epoch(0) for part in parts), strict=True):
+        assert sorted(len(share.ids) for share in shares) == [5, 5, 6]
+        ids = torch.cat([share.ids for share in shares])
+        assert sorted(ids.tolist()) == sorted(batch.ids.tolist())
+
+
+def test_ranks_augment_differently(data: ImageData) -> None:
+    crop, ids = Augmentation(padding=2), torch.arange(16)
+    first, second = (
+        Batches(data.train, data, batch_size=16, augmentation=crop, rank=rank, ranks=2)
+        for rank in (0, 1)
+    )
+    assert not torch.equal(first.make(ids, 0, 0).images, second.make(ids, 0, 0).images)
+
+
+def test_the_example_runs() -> None:
+    assert doctest.testmod(batches) == doctest.TestResults(failed=0, attempted=4)
+
+
+def test_impossible_batches(data: ImageData) -> None:
+    with pytest.raises(ValueError, match="batch_size is 64, but there are 50 samples"):
+        Batches(data.train, data, batch_size=64)
+    assert len(Batches(data.train, data, batch_size=64, drop_last=False)) == 1
+    with pytest.raises(ValueError, match=r"batch_size must be >= ranks \(4\), got 3"):
+        Batches(data.train, data, batch_size=3, ranks=4)
+    with pytest.raises(ValueError, match="seed must be >= 0, got -1"):
+        Batches(data.train, data, batch_size=4, seed=-1)
