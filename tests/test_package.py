@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 
 # Imports never point up: a file may import those before it alone. Files on a line are one storey.
 ORDER = [
-    ["capture", "rules", "find", "mailbox"],
+    ["capture", "rules", "find", "mailbox", "ranks"],
     ["dryrun", "watch", "trouble"],
     ["update"],
     ["gram"],
@@ -24,6 +24,8 @@ ORDER = [
     ["solve"],
     ["report", "recipe"],
     ["rescale", "weigh"],
+    ["distributed"],
+    ["weigher"],
     ["reducer"],
     ["attach"],
     ["__init__"],

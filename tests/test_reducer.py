@@ -536,6 +536,7 @@ class TestCost:
                 training=True,
                 weight=head.weight,
                 weighed=False,
+                ranks=None,
                 trains_head=lambda: True,
                 release=lambda: None,
             )

@@ -2,6 +2,7 @@
 
 import copy
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from loops import (
     train,
 )
 from primum import StepReport
+from primum.weigher import Arrival, Weigher
 
 
 class TestOtherBackwards:
@@ -105,18 +107,21 @@ class TestOtherBackwards:
         params = list((twin[2] if only_head else twin).parameters())
         assert_close(list(found), list(torch.autograd.grad(losses.mean(), params)), 1e-12)
 
-    def test_two_forwards_one_backward(self) -> None:
+    def test_two_forwards_one_backward(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Each call is weighed on its own: approximate, for neither sees the other's gradient."""
         model, optimizer = make()
         reducer = primum.attach(model, optimizer)
         reports: list[StepReport] = []
         batches = [batch(0, 24), batch(1, 10)]
         losses = [F.cross_entropy(model(x), y) for x, y in batches]
-        weigh = reducer._weigh
-        reducer._weigh = lambda *args, **kwargs: (
-            weigh(*args, **kwargs),
-            reports.append(report_of(reducer)),
-        )[0]
+        weigh = Weigher.__call__
+
+        def noted(own: Weigher, arrival: Arrival) -> Any:
+            weighted = weigh(own, arrival)
+            reports.append(report_of(reducer))
+            return weighted
+
+        monkeypatch.setattr(Weigher, "__call__", noted)
         sum(losses).backward()
         ws = {len(r.extra_weights): r.extra_weights for r in reports}
         assert set(ws) == {24, 10}

@@ -28,7 +28,7 @@ class TestState:
         def step(during_forward: bool, during_backward: bool) -> bool:
             """Whether the gradients were weighed."""
             optimizer.zero_grad()
-            reducer.last = None
+            reducer._weigh.last = None
             reducer.enabled = during_forward
             loss = F.cross_entropy(model(inputs), labels)
             reducer.enabled = during_backward

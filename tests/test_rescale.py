@@ -105,6 +105,7 @@ class TestScaler:
             model, optimizer = make()
             scaler = torch.amp.GradScaler("cpu", init_scale=SCALE, backoff_factor=0.5)
             reducer = primum.attach(model, optimizer, scaler=scaler, recipe=recipe)
+            kept: dict[str, Any] = {}
             for number in range(6):
                 if overflows and number == 3:
                     optimizer.zero_grad()
@@ -183,7 +184,7 @@ class TestScaler:
     @pytest.mark.parametrize("scaler", [1.0, "fp16", object()])
     def test_not_a_scaler(self, scaler: Any) -> None:
         model, optimizer = make()
-        with pytest.raises(TypeError, match="scaler must be a torch.amp.GradScaler, got"):
+        with pytest.raises(TypeError, match=r"scaler must be a torch\.amp\.GradScaler, got"):
             primum.attach(model, optimizer, scaler=scaler)
         assert not model[2]._forward_hooks
 

@@ -109,6 +109,12 @@ def displacement(head: nn.Linear, owners: dict[str, optim.Optimizer], grad: Tens
     return torch.cat(moved, 1)
 
 
+def predicted(head: nn.Linear, owners: dict[str, optim.Optimizer], grad: Tensor) -> update.Update:
+    """The update, if `grad` is added to what is in `.grad`."""
+    before = update.accumulated(head, owners, grad)
+    return predict_head(head, owners, grad if before is None else grad + before)
+
+
 def advance(head: nn.Linear, owners: dict[str, optim.Optimizer], grad: Tensor) -> None:
     head.zero_grad()
     add(head, owners, grad)
@@ -123,7 +129,7 @@ def check(
 ) -> Update:
     """Step against the deep copy, lr against the larger one. Nothing may have changed meanwhile."""
     before = [p.detach().clone() for p in head.parameters()]
-    got = predict_head(head, owners, grad)
+    got = predicted(head, owners, grad)
     assert all(torch.equal(*pair) for pair in zip(before, head.parameters(), strict=True))
     true = displacement(head, owners, grad).double()
     rates = [update.group_of(owner, getattr(head, name))["lr"] for name, owner in owners.items()]
@@ -285,7 +291,7 @@ def test_one_rate_of_zero(kind, stopped, as_tensor):
     optimizer = make(kind, groups, foreach=False)
     owners = {"weight": optimizer, "bias": optimizer}
     for _ in range(2):
-        got = predict_head(head, owners, gradient(head))
+        got = predicted(head, owners, gradient(head))
         assert isinstance(got.gain, Tensor)
         assert (got.gain > 0).all()
         reach = (got.step**2 / got.gain).sum()
@@ -307,10 +313,10 @@ def test_both_rates_zero_are_the_limit(kind):
         owners = {"weight": optimizer, "bias": optimizer}
         advance(head, owners, gradient(head))
         grad = gradient(head)
-        expected = predict_head(head, owners, grad)
+        expected = predicted(head, owners, grad)
         for group in optimizer.param_groups:
             group["lr"] = 0.0
-        got = predict_head(head, owners, grad)
+        got = predicted(head, owners, grad)
         assert got.lr == 0
         # A dry run at lr 0 is one at a small lr instead: more rounding.
         rtol = 1e-9 if kind == "dry run" else 1e-12
@@ -369,9 +375,9 @@ def test_zeroed_gradients_are_no_gradients():
     """`zero_grad(set_to_none=False)` leaves zeros behind."""
     head, owners = together("AdamW")
     grad = gradient(head)
-    expected = predict_head(head, owners, grad)
+    expected = predicted(head, owners, grad)
     head.weight.grad, head.bias.grad = torch.zeros_like(head.weight), torch.zeros_like(head.bias)
-    assert torch.equal(predict_head(head, owners, grad).step, expected.step)
+    assert torch.equal(predicted(head, owners, grad).step, expected.step)
 
 
 # --- cost -----------------------------------------------------------------------------------------
@@ -396,7 +402,7 @@ def test_few_operations_and_no_sync(kind, most):
     for _ in range(8):
         grad = gradient(head)
         with Count() as count:
-            predict_head(head, owners, grad)
+            predicted(head, owners, grad)
         assert len(count.names) <= most, count.names
         assert "_local_scalar_dense" not in count.names
         advance(head, owners, grad)
@@ -407,10 +413,10 @@ def test_apart_only_where_it_must_be(monkeypatch):
     apply = update._apply
     monkeypatch.setattr(update, "_apply", lambda *args: calls.append(1) or apply(*args))
     head, owners = together("AdamW")
-    predict_head(head, owners, gradient(head))
+    predicted(head, owners, gradient(head))
     assert len(calls) == 1
     calls.clear()
     owners["weight"].param_groups[0]["params"].pop()
     owners["weight"].add_param_group({"params": [head.bias], "weight_decay": 0.0})
-    predict_head(head, owners, gradient(head))
+    predicted(head, owners, gradient(head))
     assert len(calls) == 2

@@ -86,7 +86,11 @@ class TestParts:
         x = F.pad(seen.features, (0, 1), value=1.0) if bias else seen.features
         g = seen.gradients * 0.5
         rows = gradients_of(Head(x, g, 1.0))
-        update = predict_head(head, owners, rows.sum(0), before=seen.before, factor=seen.factor)
+        total = rows.sum(0)
+        if accumulated:
+            grads = [param.grad.view(11, -1) for param in head.parameters()]
+            total = total + 0.25 * torch.cat(grads, 1)
+        update = predict_head(head, owners, total, factor=seen.factor)
         uphill = kind == "maximize"
         with torch.no_grad():
             gram, drift, size = parts(head, owners, x, seen, uphill=uphill)

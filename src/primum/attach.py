@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from primum.find import candidates, find_head, is_linear
+from primum.ranks import Scope
 from primum.recipe import Primum, Recipe
 from primum.reducer import Reducer
 from primum.update import check_supported
@@ -26,6 +27,8 @@ def attach(
     recipe: Recipe | str = "primum",
     per: str = "sample",
     scaler: Any = None,
+    scope: str = "auto",
+    process_group: Any = None,
 ) -> Reducer:
     """Reduce per-sample interference in every step from here on. The training loop stays as it is.
 
@@ -46,6 +49,9 @@ def attach(
         per: "sample": weights for rows of the first dimension. "token": for every position of
             inputs [B, T, d] by itself.
         scaler: The `torch.amp.GradScaler` of the loop, if it has one.
+        scope: Over several ranks, "global" solves the global batch's problem and "local" each
+            rank's own; "auto" solves together under DistributedDataParallel, where that is cheap.
+        process_group: The ranks of "global"; by default those of DistributedDataParallel, or all.
 
     Returns:
         The `Reducer`: `.last` reports on the last step, `.remove()` ends it. Need not be kept.
@@ -61,7 +67,8 @@ def attach(
         True
     """
     chosen = _recipe(recipe, radius, max_extra_weight, max_iters)
-    return _make(model, optimizer, head, chosen, per, scaler, apply=True)
+    reach = scope, process_group
+    return _make(model, optimizer, head, chosen, per, scaler, reach, apply=True)
 
 
 def observe(
@@ -75,10 +82,13 @@ def observe(
     recipe: Recipe | str = "primum",
     per: str = "sample",
     scaler: Any = None,
+    scope: str = "auto",
+    process_group: Any = None,
 ) -> Reducer:
     """Measure interference and leave the gradients alone, bit for bit. Arguments as `attach`."""
     chosen = _recipe(recipe, radius, max_extra_weight, max_iters)
-    return _make(model, optimizer, head, chosen, per, scaler, apply=False)
+    reach = scope, process_group
+    return _make(model, optimizer, head, chosen, per, scaler, reach, apply=False)
 
 
 def _recipe(recipe: Recipe | str, radius: float, max_extra_weight: float, max_iters: int) -> Recipe:
@@ -110,6 +120,7 @@ def _make(
     recipe: Recipe,
     per: str,
     scaler: Any,
+    reach: tuple[str, Any],
     *,
     apply: bool,
 ) -> Reducer:
@@ -133,7 +144,8 @@ def _make(
         owners["bias"] = bias_owner  # otherwise nothing moves it: a constant
     for part, owner in owners.items():
         check_supported(owner, getattr(linear, part), f"{name}.{part}")
-    return Reducer(linear, owners, recipe, apply=apply, per=per, scaler=scaler)
+    scope = Scope(*reach, model)
+    return Reducer(linear, owners, recipe, apply=apply, per=per, scaler=scaler, scope=scope)
 
 
 def _check_head(model: nn.Module, head: nn.Linear, name: str) -> None:

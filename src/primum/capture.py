@@ -36,6 +36,7 @@ class Pass:
         self.weight = weight_of(head)
         self.extra_weights: Tensor | None = None
         self.weighed = False  # the explicit form has put the weights into the loss already
+        self.ranks: Any = None  # with which this pass is weighed
         self._strong: Tensor | None = features
         self._weak = weakref.ref(features)
         self._output_nr = output.output_nr

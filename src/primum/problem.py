@@ -29,6 +29,7 @@ class Problem:
         max_extra_weight: No sample gets more extra weight than this.
         over_ranks: Adds up, over ranks that hold some of the samples each, sums over the samples;
             None if they are all here.
+        samples: How many there are in all, if they are not all here.
 
     Examples:
         >>> gram = torch.tensor([[1.0, -0.5], [-0.5, 1.0]])
@@ -42,6 +43,7 @@ class Problem:
     reach: Tensor
     max_extra_weight: float = 2.0
     over_ranks: Callable[[Tensor], Tensor] | None = None
+    samples: int | None = None
 
     def totals(self, *sums: Tensor) -> Sequence[Tensor]:
         """Sums over the samples that are here -> over all samples."""
@@ -200,7 +202,7 @@ def recover(multipliers: Tensor, products: Tensor, problem: Problem, iterations:
     Shapes: multipliers [k, B], products [k, B] with `products[j] = gram @ multipliers[j]`.
     """
     drift, most = problem.drift, problem.max_extra_weight
-    rounding = 4 * torch.finfo(drift.dtype).eps * len(drift)
+    rounding = 4 * torch.finfo(drift.dtype).eps * (problem.samples or len(drift))
     safe = products.addcmul(multipliers, problem.gram.diagonal, value=rounding)
     (squares,) = problem.totals((multipliers * safe).sum(1))
     norm = squares.clamp_min(torch.finfo(drift.dtype).tiny).sqrt()

@@ -1,9 +1,9 @@
-"""The only orchestrator: capture -> update -> problem -> solve -> weighted gradient."""
+"""What a user holds: hooks on the head, the explicit form, the life of both."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -14,17 +14,13 @@ from torch._compile import _disable_dynamo as eager  # torch.compiler.disable, i
 from torch.optim import Optimizer
 
 from primum.capture import Listener, Pass, weight_of
-from primum.problem import Evidence, Solution
+from primum.ranks import Ranks, Scope
 from primum.recipe import Recipe
 from primum.report import StepReport
-from primum.rescale import Rescale, Rollback
-from primum.trouble import Trouble
+from primum.rescale import Rescale
 from primum.watch import Watch
-from primum.weigh import Captured, rows_of, samples, times, weigh
-
-
-class Hindrance(RuntimeError):
-    """Why a step is left plain although nothing broke."""
+from primum.weigh import rows_of
+from primum.weigher import Arrival, Weigher
 
 
 class Reducer:
@@ -36,7 +32,6 @@ class Reducer:
 
     Attributes:
         enabled: Set to False to pause, to True to go on. What counts is its value in `backward`.
-        last: The `StepReport` of the last backward pass through the head; None before the first.
     """
 
     def __init__(
@@ -48,21 +43,34 @@ class Reducer:
         apply: bool,
         per: str = "sample",
         scaler: Any = None,
+        scope: Scope | None = None,
     ) -> None:
         self.enabled = True
-        self.last: StepReport | None = None
         # The head owns the listener, and that owns us: weak references upwards make no cycle.
         self._head = weakref.ref(head)
+        self._scope = scope or Scope("local", None, head)
         self._rescale = Rescale(owners, scaler)
-        self._listener = weakref.ref(Listener(head, self._on_pass, self._on_arrival))
+        self._listener = weakref.ref(Listener(head, self._on_pass, self._on_compiled))
         self._watch = Watch(owners["weight"], head, self._rescale.after_step)
-        self._rollback = Rollback(recipe, self._watch, scaler)
         self._removed = False
         self._owners = owners
         self._recipe = recipe
-        self._apply = apply
         self._per = per
-        self._trouble = Trouble(head.weight.device)
+        self._weigh = Weigher(
+            head,
+            owners,
+            recipe,
+            apply=apply,
+            per=per,
+            scope=self._scope,
+            rescale=self._rescale,
+            watch=self._watch,
+        )
+
+    @property
+    def last(self) -> StepReport | None:
+        """The `StepReport` of the last backward pass through the head; None before the first."""
+        return self._weigh.last
 
     @property
     def optimizer(self) -> Optimizer:
@@ -75,7 +83,7 @@ class Reducer:
         if listener is not None:
             listener.remove()
         self._watch.remove()
-        self._removed, self.last = True, None
+        self._removed, self._weigh.last = True, None
 
     def __enter__(self) -> Reducer:
         return self
@@ -93,11 +101,11 @@ class Reducer:
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values and tensors: loads with `weights_only=True`."""
-        self._rollback.settle()
+        self._weigh.rollback.settle()
         factor = self._rescale.measured
         return {
             "recipe": self._recipe.name,
-            "fallbacks": self._trouble.count.clone(),
+            "fallbacks": self._weigh.trouble.count.clone(),
             "factor": None if factor is None else factor.clone(),
             "recipe_state": self._recipe.state_dict(),
         }
@@ -112,8 +120,9 @@ class Reducer:
                 f"but the Reducer runs recipe={self._recipe.name!r}"
             )
         self._recipe.load_state_dict(state["recipe_state"])
-        self._trouble.load(state["fallbacks"])
-        factor, device = state.get("factor"), self._trouble.count.device
+        trouble = self._weigh.trouble
+        trouble.load(state["fallbacks"])
+        factor, device = state.get("factor"), trouble.count.device
         self._rescale.measured = None if factor is None else factor.to(device, copy=True)
 
     @eager
@@ -155,12 +164,13 @@ class Reducer:
                         f"but there are {losses.numel()} losses"
                     )
             training = all(each.training for each in passes)
+            features = [each.features for each in passes]
             weighted = self._weigh(
-                [each.features for each in passes], gradients, training, scaled=False
+                Arrival(gradients, features, training, first.ranks, scaled=False)
             )
-            extra_weights = None
-            if weighted is not None and self.last is not None:
-                extra_weights = self.last.extra_weights
+            extra_weights, report = None, self.last
+            if weighted is not None and report is not None:
+                extra_weights = report.extra_weights[report.own]
             for each in passes:
                 each.weighed, each.extra_weights = True, extra_weights
         if first.extra_weights is None:
@@ -174,15 +184,21 @@ class Reducer:
         """The head ran forward: wait for the gradient of its output."""
         own = self._head()
         if own is None or head is not own:
-            self._trouble.warn(
+            self._weigh.trouble.warn(
                 "copy",
                 "gradients stay plain: a copy of the head ran, as nn.DataParallel makes one for "
                 "each device; use DistributedDataParallel",
             )
             return
-        hook: Callable[[Tensor], Tensor | None] = partial(
-            self._on_gradient, Pass(self, own, features, output)
-        )
+        made = Pass(self, own, features, output)
+        made.ranks = self._scope.ranks()
+        if self._scope.joins():
+            self._weigh.trouble.warn(
+                "join",
+                "each rank solves for its own samples under join(): a rank whose data have ended "
+                "does not come along",
+            )
+        hook: Callable[[Tensor], Tensor | None] = partial(self._on_gradient, made)
         output.register_hook(hook)  # type: ignore[no-untyped-call]
 
     @eager
@@ -194,97 +210,23 @@ class Reducer:
         if waiting.weighed:
             self._watch.hear()
             return None
-        handed_on = self._on_arrival(gradient, waiting.features, waiting.training)
+        weighted = self._on_arrival(gradient, waiting.features, waiting.training, waiting.ranks)
         waiting.release()
-        return handed_on
+        return weighted
 
-    def _on_arrival(
+    def _on_compiled(
         self, gradient: Tensor, features: Callable[[], Tensor], training: bool
     ) -> Tensor | None:
-        """A gradient that will train the head: hand on the weighted one, or None."""
+        """The same in a compiled graph, which hands over the head's input itself."""
+        return self._on_arrival(gradient, features, training, self._scope.ranks())
+
+    def _on_arrival(
+        self, gradient: Tensor, features: Callable[[], Tensor], training: bool, ranks: Ranks | None
+    ) -> Tensor | None:
+        """A gradient that will train the head."""
         self._watch.hear()
         if not self._active():
             self._rescale.miss()
             return None
-        handed_on = self._weigh([features], [gradient], training, scaled=True)
-        return None if handed_on is None else handed_on[0]
-
-    def _weigh(
-        self,
-        features: Sequence[Callable[[], Tensor]],
-        gradients: Sequence[Tensor],
-        training: bool,
-        *,
-        scaled: bool,
-    ) -> list[Tensor] | None:
-        """The gradients times `1 + w`, row by row; None leaves them plain.
-
-        `scaled` says whether a GradScaler's scale is in them.
-        """
-        try:
-            head = self._ready(training)
-            inputs = [each() for each in features]
-            with torch.no_grad(), torch.autocast(gradients[0].device.type, enabled=False):
-                self._rollback.settle()
-                unscale = self._rescale.unscale(gradients[0])
-                captured = Captured(
-                    samples(inputs, self._per),
-                    samples(gradients, self._per),
-                    unscale=unscale if scaled else None,
-                    before=unscale,
-                    factor=self._rescale.factor,
-                )
-                drift, solution = weigh(head, self._owners, captured, self._recipe)
-                weighted = list(gradients)
-                if self._apply:
-                    weighted = times(gradients, solution.extra_weights, self._per)
-                for each, own in zip(weighted, inputs, strict=True):
-                    self._rescale.expect(each, own, unscale if scaled else None)
-        except Hindrance as hindrance:
-            self._fall_back(gradients[0], str(hindrance), kind=str(hindrance))
-            return None
-        except Exception as error:  # a training run never dies because of us
-            self._fall_back(gradients[0], f"{type(error).__name__}: {error}", kind="error")
-            return None
-        if self._rescale.scaler is None:  # with one, such a step is skipped: all in order
-            self._trouble.maybe(solution.objective == torch.inf)
-        self.last = StepReport(
-            solution=solution,
-            drift=drift,
-            fallbacks=self._trouble.count,
-            applied=self._apply,
-            reason="" if self._apply else "observe",
-        )
-        return weighted if self._apply else None
-
-    def _ready(self, training: bool) -> nn.Linear:
-        """The head, if there is any sense in predicting its next step."""
-        head = self._head()
-        if head is None:
-            raise Hindrance("the model is gone")
-        if not training:
-            raise Hindrance("the head ran in eval mode; call model.train() before training")
-        weight = weight_of(head)
-        if weight is None:
-            raise Hindrance("the head's weight is computed from others now; call .remove()")
-        if not weight.requires_grad:
-            raise Hindrance("the head is frozen now; unfreeze it or call .remove()")
-        if self._watch.overtaken(head):
-            raise Hindrance(
-                "the head changes, but not by the optimizer given to primum (was it rebuilt?); "
-                "call .remove() and attach again with the one that trains it"
-            )
-        return head
-
-    def _fall_back(self, gradient: Tensor, reason: str, kind: str) -> None:
-        self._rescale.miss()
-        self._trouble.step(kind, reason)
-        unknown = torch.full((rows_of(gradient, self._per),), torch.nan, device=gradient.device)
-        evidence = Evidence(lower_bound=unknown.sum(), drift_after=unknown)
-        self.last = StepReport(
-            solution=Solution(torch.zeros_like(unknown), unknown.sum(), 0, evidence),
-            drift=unknown,
-            fallbacks=self._trouble.count,
-            applied=False,
-            reason=reason,
-        )
+        weighted = self._weigh(Arrival([gradient], [features], training, ranks, scaled=True))
+        return None if weighted is None else weighted[0]

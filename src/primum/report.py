@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -24,6 +24,8 @@ class StepReport:
         applied: Whether the weights went into the gradients. They are zero, and the drift is NaN,
             in a step whose values were not finite.
         reason: Why they did not, in words; empty if they did.
+        own: Where several ranks solved together, all vectors here are those of the global batch, in
+            the order of ranks, and these rows are of this rank. All rows otherwise.
     """
 
     solution: Solution
@@ -31,6 +33,7 @@ class StepReport:
     fallbacks: Tensor
     applied: bool
     reason: str = ""
+    own: slice = field(default_factory=lambda: slice(None))
 
     @property
     def extra_weights(self) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from primum.mailbox import Mailbox
+from primum.ranks import Ranks
 from primum.recipe import Recipe
 from primum.watch import Watch
 
@@ -56,8 +57,17 @@ class Rescale:
         scale: Tensor = self.scaler.scale(one)
         return scale.reciprocal()
 
-    def expect(self, handed_on: Tensor, features: Tensor, undo: Tensor | None) -> None:
-        """Gradients of the head's output have been handed on. [B, ..., d_out], [B, ..., d]."""
+    def expect(
+        self,
+        handed_on: Tensor,
+        features: Tensor,
+        undo: Tensor | None,
+        ranks: Ranks | None = None,
+    ) -> None:
+        """Gradients of the head's output have been handed on. [B, ..., d_out], [B, ..., d].
+
+        `ranks` are those whose gradients will be averaged with these.
+        """
         dtype = torch.float64 if handed_on.dtype == torch.float64 else torch.float32
         if self._by_bias:
             positions = tuple(range(handed_on.dim() - 1))
@@ -66,6 +76,8 @@ class Rescale:
             rows, x = handed_on.reshape(-1, handed_on.shape[-1]), features.to(handed_on.dtype)
             vector = (rows.t() @ (x @ self._direction(x)).reshape(-1)).to(dtype)
         vector = vector if undo is None else vector * undo
+        if ranks is not None:
+            vector = ranks.sum(vector / ranks.size)
         self._expected = vector if self._expected is None else self._expected + vector
 
     def miss(self) -> None:

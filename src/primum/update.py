@@ -58,7 +58,6 @@ def predict_head(
     owners: Mapping[str, Optimizer],
     grad: Tensor,
     *,
-    before: Tensor | None = None,
     factor: Tensor | None = None,
     rows: slice | None = None,
 ) -> Update:
@@ -67,30 +66,14 @@ def predict_head(
     Args:
         head: the layer.
         owners: maps "weight", and "bias" if that is trained, to their optimizers.
-        grad: the gradient of this backward pass. [d_out, d_in + 1], without the last column if
-            there is no bias; so is the step.
-        before: what has accumulated in `.grad` before this pass is added, times this.
-        factor: the optimizer will see this times the sum; the gain is with respect to the sum.
+        grad: the gradient of the step, as far as it is known. [d_out, d_in + 1], without the last
+            column if there is no bias; so is the step.
+        factor: the optimizer will see this times `grad`; the gain is with respect to `grad`.
         rows: the outputs that `grad` is for, if not all; where `sliceable`.
     """
-    weight, bias = head.weight, head.bias
-    if "bias" not in owners:
-        grad = _accumulated(grad, weight, before, rows)
-    elif weight.grad is not None or bias.grad is not None:
-        of_weight, of_bias = _apart(grad)
-        grad = columns(
-            _accumulated(of_weight, weight, before, rows),
-            _accumulated(of_bias, bias, before, rows),
-        )
     if factor is not None:
-        grad = grad * factor
-    update = _predict_head(head, owners, grad, rows)
-    return update if factor is None else replace(update, gain=update.gain * factor)
-
-
-def _predict_head(
-    head: nn.Linear, owners: Mapping[str, Optimizer], grad: Tensor, rows: slice | None
-) -> Update:
+        update = predict_head(head, owners, grad * factor, rows=rows)
+        return replace(update, gain=update.gain * factor)
     weight, bias, optimizer = head.weight, head.bias, owners["weight"]
     if "bias" not in owners:
         return _apply(*_seen(optimizer, weight, grad, rows))
@@ -163,11 +146,27 @@ def _apply(rule: Rule, seen: Seen) -> Update:
     return Update(step.to(seen.grad.dtype), gain, seen.lr())
 
 
-def _accumulated(grad: Tensor, param: Tensor, before: Tensor | None, rows: slice | None) -> Tensor:
-    if param.grad is None:
-        return grad
-    kept = _some(param.grad, rows)
-    return grad + (kept if before is None else kept.to(grad.dtype) * before)
+def accumulated(
+    head: nn.Linear,
+    owners: Mapping[str, Optimizer],
+    like: Tensor,
+    scale: Tensor | None = None,
+    rows: slice | None = None,
+) -> Tensor | None:
+    """What is in `.grad` already, times `scale`, in the dtype of `like`; None if nothing is.
+
+    Shapes: like and the result [d_out, d_in + 1], without the last column if there is no bias.
+    """
+    parts = [getattr(head, part).grad for part in owners]
+    if all(part is None for part in parts):
+        return None
+    own = [
+        torch.zeros_like(getattr(head, part)) if grad is None else grad
+        for part, grad in zip(owners, parts, strict=True)
+    ]
+    own = [_some(grad, rows).to(like.dtype) for grad in own]
+    total = columns(*own) if len(own) == 2 else own[0]
+    return total if scale is None else total * scale
 
 
 def _same_count(one: Scalar, other: Scalar) -> bool:

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from primum.gram import Dense, Head, dense_is_cheaper
 from primum.problem import Solution
 from primum.recipe import Primum, Recipe
-from primum.update import group_of, predict_head, sliceable
+from primum.update import Update, accumulated, group_of, predict_head, sliceable
 
 PART_ENTRIES = 1 << 20  # Of the samples' gradients, held at a time: 4 MiB in float32.
 LARGE = 1 << 22  # Entries of a head's weight above which nothing of its size is made: 16 MiB.
@@ -28,6 +28,7 @@ class Captured:
         unscale: Undoes the loss scaling of the gradients; None if there is none.
         before: The same for what has accumulated in `.grad`.
         factor: The optimizer will see this times the sum of both; None if just that.
+        accumulated: Takes the place of what is in `.grad`. [d_out, d].
     """
 
     features: Tensor
@@ -35,6 +36,7 @@ class Captured:
     unscale: Tensor | None = None
     before: Tensor | None = None
     factor: Tensor | None = None
+    accumulated: Tensor | None = None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -85,30 +87,58 @@ def rows_of(gradient: Tensor, per: str) -> int:
     return gradient.shape[:-1].numel() if per == "token" else len(gradient)
 
 
+def trained(head: nn.Linear, owners: Mapping[str, Optimizer]) -> dict[str, Optimizer]:
+    """The parts of the head that move. A bias may be frozen later; then it is a constant."""
+    return {part: owner for part, owner in owners.items() if getattr(head, part).requires_grad}
+
+
+def with_ones(captured: Captured, owners: Mapping[str, Optimizer]) -> Tensor:
+    """Features in working precision, with a column of ones if the bias is trained."""
+    x = captured.features.to(captured.dtype)
+    return nn.functional.pad(x, (0, 1), value=1.0) if "bias" in owners else x
+
+
+def maximises(head: nn.Linear, owners: Mapping[str, Optimizer]) -> bool:
+    """Whether the step goes uphill: then what it lowers is minus the loss."""
+    return bool(group_of(owners["weight"], head.weight).get("maximize", False))
+
+
 def weigh(
     head: nn.Linear, owners: Mapping[str, Optimizer], captured: Captured, recipe: Recipe
 ) -> tuple[Tensor, Solution]:
     """Drift and solution of this step's problem. -> [B], extra weights [B]."""
-    x = captured.features.to(captured.dtype)
-    # A bias may be frozen later; then it is a constant.
-    owners = {k: v for k, v in owners.items() if getattr(head, k).requires_grad}
-    if "bias" in owners:
-        x = nn.functional.pad(x, (0, 1), value=1.0)
-    # What is maximised is minus a loss.
-    uphill = group_of(owners["weight"], head.weight).get("maximize", False)
+    owners = trained(head, owners)
+    x = with_ones(captured, owners)
+    uphill = maximises(head, owners)
     if isinstance(recipe, Primum) and _in_parts(x, captured.gradients, recipe, owners):
         gram, drift, size = parts(head, owners, x, captured, uphill=uphill)
         return drift, recipe.of_gram(Dense(gram), drift, size)
     g = captured.outputs()
     g_t = g.flatten(0, -2).t()
-    update = predict_head(
-        head, owners, g_t @ x.flatten(0, -2), before=captured.before, factor=captured.factor
-    )
+    update = _predict(head, owners, g_t @ x.flatten(0, -2), captured)
     if uphill:
         g, g_t = -g, -g_t
     seen = Head(x, g, update.gain, has_bias="bias" in owners, transposed=g_t)
     drift = seen.along(update.step)
     return drift, recipe(seen, update, drift)
+
+
+def _predict(
+    head: nn.Linear,
+    owners: Mapping[str, Optimizer],
+    grad: Tensor,
+    captured: Captured,
+    rows: slice | None = None,
+) -> Update:
+    """The update, if `grad` is added to what has accumulated before."""
+    if captured.accumulated is None:
+        before = accumulated(head, owners, grad, captured.before, rows)
+    elif rows is None:
+        before = captured.accumulated
+    else:
+        before = captured.accumulated.narrow(0, rows.start, rows.stop - rows.start)
+    total = grad if before is None else grad + before
+    return predict_head(head, owners, total, factor=captured.factor, rows=rows)
 
 
 def _in_parts(x: Tensor, g: Tensor, recipe: Primum, owners: Mapping[str, Optimizer]) -> bool:
@@ -148,9 +178,7 @@ def parts(
     for rows in _blocks(x, captured.gradients.shape[-1]):
         g = captured.outputs(rows)
         each = g.unsqueeze(2) * x.unsqueeze(1) if x.dim() == 2 else g.transpose(1, 2) @ x
-        update = predict_head(
-            head, owners, each.sum(0), before=captured.before, factor=captured.factor, rows=rows
-        )
+        update = _predict(head, owners, each.sum(0), captured, rows)
         flat = each.flatten(1)
         drift += flat @ update.step.flatten()
         root = update.gain**0.5

@@ -1,0 +1,176 @@
+"""Several ranks: which of them solve together, what they know of each other, what they send."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+Result = TypeVar("Result")
+
+
+Wrapper = nn.parallel.DistributedDataParallel
+
+
+class Scope:
+    """Which ranks a backward pass is weighed with: asked anew in every forward pass.
+
+    "local": none. "global": those of the group. "auto": those over which the
+    DistributedDataParallel that runs this pass averages its gradients, if any does.
+    """
+
+    def __init__(self, scope: str, group: dist.ProcessGroup | None, model: nn.Module) -> None:
+        if scope not in ("auto", "global", "local"):
+            raise ValueError(f'scope must be "auto", "global" or "local", got {scope!r}')
+        if group is not None and scope == "local":
+            raise ValueError('process_group has no effect with scope="local"')
+        alone = not (dist.is_available() and dist.is_initialized())
+        if alone and scope == "global":
+            raise ValueError(
+                'scope="global" needs ranks: call torch.distributed.init_process_group before'
+            )
+        self.name = scope
+        self._group = group
+        self._ranks: Ranks | None = None
+        self._ddp = next(
+            (weakref.ref(each) for each in model.modules() if isinstance(each, Wrapper)), None
+        )
+        if scope == "global":
+            self._ranks = self._of(self._wrapper())
+
+    def ranks(self) -> Ranks | None:
+        """The ranks of the forward pass under way; None if this one is on its own."""
+        if self.name == "local" or not (dist.is_available() and dist.is_initialized()):
+            return None
+        wrapper = self._wrapper()
+        if wrapper is not None and wrapper._join_config.enable:
+            return None  # ranks without data left do not come along
+        if self._ranks is None and wrapper is not None:
+            self._ranks = self._of(wrapper)
+        if self._ranks is None or self._ranks.size == 1:
+            return None
+        return self._ranks
+
+    def joins(self) -> bool:
+        """Whether this pass runs under `join()`."""
+        wrapper = self._wrapper()
+        return self.name != "local" and wrapper is not None and wrapper._join_config.enable
+
+    def _wrapper(self) -> Wrapper | None:
+        running: Wrapper | None = getattr(Wrapper, "_active_ddp_module", None)
+        if running is not None or self._ddp is None:
+            return running
+        return self._ddp()
+
+    def _of(self, wrapper: Wrapper | None) -> Ranks:
+        group = self._group
+        if group is None and wrapper is not None:
+            group = wrapper.process_group
+        return Ranks(group)
+
+
+class Ranks:
+    """A process group, and what we ask of it.
+
+    Attributes:
+        size: Number of ranks.
+        bytes: Payload this rank has put into collectives, so far.
+        broken: Whether a collective has failed: the group's error, not to be swallowed.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
+        self._group = group
+        self.size = dist.get_world_size(group)
+        self.rank = dist.get_rank(group)
+        self.bytes = 0
+        self.broken = False
+        on_host = "gloo" in dist.get_backend(group)
+        ranks = dist.get_process_group_ranks(dist.group.WORLD if group is None else group)
+        # Small numbers for the host travel from host to host: no device is waited for.
+        self._host = group if on_host else _host_group(ranks)
+
+    def exchange(self, numbers: Sequence[int]) -> list[list[int]]:
+        """Whole numbers of every rank, in the order of ranks."""
+        own = torch.tensor(numbers, dtype=torch.int64)
+        everyone = torch.empty(self.size * len(numbers), dtype=torch.int64)
+        self._call(own, lambda: dist.all_gather_into_tensor(everyone, own, group=self._host))
+        table: list[list[int]] = everyone.view(self.size, -1).tolist()
+        return table
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Over ranks, in place."""
+        self._call(tensor, lambda: dist.all_reduce(tensor, group=self._group))
+        return tensor
+
+    def gather(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
+        """Rows of all ranks, in the order of ranks. [counts[rank], ...] -> [sum(counts), ...]."""
+        most = max(counts)
+        if len(rows) < most:
+            rows = torch.cat((rows, rows.new_zeros(most - len(rows), *rows.shape[1:])))
+        own, everyone = rows.contiguous(), rows.new_empty(self.size * most, *rows.shape[1:])
+        self._call(own, lambda: dist.all_gather_into_tensor(everyone, own, group=self._group))
+        if min(counts) == most:
+            return everyone
+        parts = [everyone.narrow(0, rank * most, count) for rank, count in enumerate(counts)]
+        return torch.cat(parts)
+
+    def _call(self, sent: Tensor, collective: Callable[[], Result]) -> Result:
+        self.bytes += sent.numel() * sent.element_size()
+        try:
+            return collective()
+        except BaseException:
+            self.broken = True
+            raise
+
+
+def _host_group(ranks: list[int]) -> dist.ProcessGroup:
+    made: Any = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+    group: dist.ProcessGroup = made
+    return group
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """What all ranks know of each other in this backward pass.
+
+    Attributes:
+        counts: Samples by rank.
+        positions: The longest sample's; 0 if inputs have no such dimension.
+        before: Whether any rank has accumulated gradients.
+        rank: This rank.
+    """
+
+    counts: tuple[int, ...]
+    positions: int
+    before: bool
+    rank: int
+
+    @property
+    def own(self) -> slice:
+        first = sum(self.counts[: self.rank])
+        return slice(first, first + self.counts[self.rank])
+
+
+def meet(ranks: Ranks, features: Tensor | None, before: bool) -> Meeting | None:
+    """Tell the others what is here; None if one of them, or this rank, is in trouble.
+
+    Every rank calls this, in every backward pass through the head, whatever has happened to it.
+    """
+    rows, positions, kind = 0, 0, 0
+    if features is not None:
+        rows, kind = len(features), features.dim()
+        positions = features.shape[1] if kind == 3 else 0
+    table = ranks.exchange([features is not None, rows, positions, kind, before])
+    if not all(row[0] for row in table) or len({row[3] for row in table}) > 1:
+        return None
+    return Meeting(
+        counts=tuple(row[1] for row in table),
+        positions=max(row[2] for row in table),
+        before=any(row[4] for row in table),
+        rank=ranks.rank,
+    )
