@@ -13,6 +13,9 @@ from torch import Tensor, nn
 
 Result = TypeVar("Result")
 
+# Newer versions of torch have it under the first name, and warn about the second.
+_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
 
 Wrapper = nn.parallel.DistributedDataParallel
 
@@ -98,7 +101,7 @@ class Ranks:
         """Whole numbers of every rank, in the order of ranks."""
         own = torch.tensor(numbers, dtype=torch.int64)
         everyone = torch.empty(self.size * len(numbers), dtype=torch.int64)
-        self._call(own, lambda: dist.all_gather_into_tensor(everyone, own, group=self._host))
+        self._call(own, lambda: _all_gather(everyone, own, group=self._host))
         table: list[list[int]] = everyone.view(self.size, -1).tolist()
         return table
 
@@ -113,7 +116,7 @@ class Ranks:
         if len(rows) < most:
             rows = torch.cat((rows, rows.new_zeros(most - len(rows), *rows.shape[1:])))
         own, everyone = rows.contiguous(), rows.new_empty(self.size * most, *rows.shape[1:])
-        self._call(own, lambda: dist.all_gather_into_tensor(everyone, own, group=self._group))
+        self._call(own, lambda: _all_gather(everyone, own, group=self._group))
         if min(counts) == most:
             return everyone
         parts = [everyone.narrow(0, rank * most, count) for rank, count in enumerate(counts)]

@@ -19,7 +19,7 @@ from primum.recipe import Recipe
 from primum.watch import Watch
 
 PARALLEL = 0.98  # Squared cosine above which one factor tells what was done to the gradient.
-SAME = 1e-3  # A factor this close to 1 is rounding.
+SAME = 1e-2  # A factor this close to 1 is taken for rounding: half precision has two digits.
 
 
 class Rescale:

@@ -1,0 +1,34 @@
+"""Pictures of interference: pure functions from data to a matplotlib `Figure`.
+
+    from primum.diagnostics import figures
+    figure = figures.harmed_share({"my run": [meter.table()]})
+    figure.savefig("harmed.png")
+    svg = figures.to_svg(figure, "share of harmed samples by step")  # for inside a web page
+
+style.py      colours, dashes, markers; from a figure to SVG for a page
+training.py   over training: share of harmed samples, the solver's gap, the weights
+batch.py      one batch before and after, sorted
+network.py    the whole network: error by depth, REOR, what first order tells
+samples.py    a grid of samples
+
+Colours are Okabe and Ito's, which colour-blind readers can tell apart; line styles and markers do
+the same in grey print. Needs matplotlib (`pip install primum[diagnostics]`).
+"""
+
+from primum.diagnostics.figures.batch import one_batch
+from primum.diagnostics.figures.network import error_by_depth, first_order_truth, reor_by_weighting
+from primum.diagnostics.figures.samples import sample_grid
+from primum.diagnostics.figures.style import to_svg
+from primum.diagnostics.figures.training import harmed_share, solver_gap, weight_bands
+
+__all__ = [
+    "harmed_share",
+    "solver_gap",
+    "weight_bands",
+    "one_batch",
+    "error_by_depth",
+    "reor_by_weighting",
+    "first_order_truth",
+    "sample_grid",
+    "to_svg",
+]

@@ -1,0 +1,130 @@
+"""Figures over a training run, from tables as `InterferenceMeter.table()` gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from primum.diagnostics.figures.style import Look, canvas, looks, styled
+
+Table = Mapping[str, Sequence[Any]]
+Tables = Mapping[str, Sequence[Table]]
+Array = NDArray[np.float64]
+
+STRETCHES = 60  # a line of thousands of steps is a smear
+SMALLEST_GAP = 1e-7  # rounding; nothing below can be told apart
+
+
+@styled
+def harmed_share(runs: Tables) -> Figure:
+    """Share of each batch whose loss the step raises: plain (full line), with weights (dotted).
+
+    The second line is drawn where weights were applied, or where no table says whether they were.
+
+    Args:
+        runs: By name, the tables of one or more seeds: `step`, `harmed_before`, `harmed_after`.
+            Lines are means over seeds and stretches of steps, bands reach from the lowest seed to
+            the highest.
+    """
+    figure, axes = canvas()
+    for name, look in looks(list(runs)).items():
+        tables = runs[name]
+        _line(axes, tables, "harmed_before", look._replace(dashes="-"), _label(name, "plain"))
+        if all(any(table.get("applied", [True])) for table in tables):
+            _line(axes, tables, "harmed_after", look._replace(dashes=":"), _label(name, "weighted"))
+    axes.set_ylim(bottom=0)
+    _finish(axes, "samples harmed, %")
+    return figure
+
+
+@styled
+def solver_gap(runs: Tables) -> Figure:
+    """The solver's certified distance to the best answer, relative to the harm; log scale.
+
+    Median (line) and largest (dotted) of each stretch of steps and all seeds.
+    """
+    figure, axes = canvas()
+    for name, look in looks(list(runs)).items():
+        steps, parts = _stretches(runs[name], "gap")
+        gaps = [np.maximum(part, SMALLEST_GAP) for part in parts]
+        middle = [100 * float(np.median(gap)) for gap in gaps]
+        largest = [100 * float(gap.max()) for gap in gaps]
+        axes.plot(steps, middle, "-", color=look.colour, label=_label(name, "median"))
+        axes.plot(steps, largest, ":", color=look.colour, label=_label(name, "largest"))
+    axes.set_yscale("log")
+    _finish(axes, "certified gap, % of the harm")
+    return figure
+
+
+@styled
+def weight_bands(tables: Sequence[Table], name: str = "primum") -> Figure:
+    """How extra weights are spread over the batch: median, mean, nine tenths, largest, by step."""
+    figure, axes = canvas()
+    look = looks([name])[name]
+    columns = ("extra_weight_p50", "extra_weight_p90", "extra_weight_max")
+    lines = []
+    for column in columns:
+        steps, parts = _stretches(tables, column)
+        lines.append(np.array([part.mean() for part in parts]))
+    shades = (0.35, 0.15)
+    for low, high, shade, text in zip(
+        lines, lines[1:], shades, ("half to nine tenths", "the largest tenth"), strict=False
+    ):
+        axes.fill_between(steps, low, high, color=look.colour, alpha=shade, linewidth=0, label=text)
+    for line, dashes in zip(lines, ("-", "--", ":"), strict=True):
+        axes.plot(steps, line, dashes, color=look.colour, linewidth=1.2)
+    steps, parts = _stretches(tables, "mean_extra_weight")
+    means = [part.mean() for part in parts]
+    axes.plot(steps, means, "-", color="#009E73", linewidth=1.8, label="mean")
+    axes.set_ylim(bottom=0)
+    _finish(axes, "extra weight")
+    return figure
+
+
+def _line(axes: Axes, tables: Sequence[Table], column: str, look: Look, label: str) -> None:
+    lines = []
+    for table in tables:
+        steps, parts = _stretches([table], column)
+        lines.append([100 * part.mean() for part in parts])
+    shortest = min(len(line) for line in lines)
+    each = np.array([line[:shortest] for line in lines])
+    steps = steps[:shortest]
+    axes.plot(steps, each.mean(0), look.dashes, color=look.colour, label=label)
+    if len(each) > 1:
+        low, high = each.min(0), each.max(0)
+        axes.fill_between(steps, low, high, color=look.colour, alpha=0.15, linewidth=0)
+
+
+def _stretches(tables: Sequence[Table], column: str) -> tuple[Array, list[Array]]:
+    """Middle step and all known values of each stretch; stretches without any are left out."""
+    values = [
+        np.array([np.nan if v is None else v for v in table[column]], dtype=float)
+        for table in tables
+    ]
+    count = min(len(value) for value in values)
+    steps = np.array(tables[0]["step"][:count], dtype=float)
+    places = np.array_split(np.arange(count), min(STRETCHES, count))
+    middles, parts = [], []
+    for place in places:
+        together = np.concatenate([value[place] for value in values])
+        together = together[np.isfinite(together)]
+        if len(together):
+            middles.append(steps[place].mean())
+            parts.append(together)
+    return np.array(middles), parts
+
+
+def _label(name: str, what: str) -> str:
+    return f"{name}: {what}" if name else what
+
+
+def _finish(axes: Axes, ylabel: str) -> None:
+    axes.set_xlim(left=0)
+    axes.set_xlabel("step")
+    axes.set_ylabel(ylabel)
+    axes.legend()

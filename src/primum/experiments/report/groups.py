@@ -1,0 +1,196 @@
+"""Runs that may be compared with each other, and the table of their figures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from primum.experiments.runs import RunRecord
+from primum.experiments.statistics import Difference, Interval, difference, interval
+
+Figure = Callable[[RunRecord], "float | None"]
+
+
+class Column(NamedTuple):
+    """A figure of a run: its heading, how to get it, digits shown."""
+
+    heading: str
+    of: Figure
+    digits: int
+
+
+@dataclass(frozen=True)
+class Against:
+    """One arm minus another, over the seeds both have. None where nothing was measured."""
+
+    arm: str
+    other: str
+    seeds: int
+    accuracy: Difference | None
+    loss: Difference | None
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs with the same name and settings, by arm and in the order of seeds; base comes first."""
+
+    title: str
+    settings: dict[str, Any]
+    arms: dict[str, list[RunRecord]]
+
+    @property
+    def runs(self) -> list[RunRecord]:
+        """All of them."""
+        return [run for runs in self.arms.values() for run in runs]
+
+    @property
+    def seeds(self) -> list[int]:
+        """All of them, sorted."""
+        return sorted({run.seed for run in self.runs})
+
+    @property
+    def focus(self) -> str | None:
+        """The arm to judge: primum, or else the first that is not base."""
+        others = [arm for arm in self.arms if arm != "base"]
+        return "primum" if "primum" in others else next(iter(others), None)
+
+
+def group_runs(records: Sequence[RunRecord]) -> list[Group]:
+    """Groups in the order of the records. Settings that tell groups of one name apart are told."""
+    found: dict[str, list[RunRecord]] = {}
+    for record in records:
+        key = json.dumps([record.name, record.settings], sort_keys=True, default=str)
+        found.setdefault(key, []).append(record)
+    groups = []
+    for runs in found.values():
+        twins = [each[0] for each in found.values() if each[0].name == runs[0].name]
+        arms = sorted({run.arm for run in runs}, key=lambda arm: _rank(arm, runs))
+        groups.append(
+            Group(
+                title=runs[0].name + _apart(runs[0], twins),
+                settings=runs[0].settings,
+                arms={
+                    arm: sorted((r for r in runs if r.arm == arm), key=lambda r: r.seed)
+                    for arm in arms
+                },
+            )
+        )
+    return groups
+
+
+def finished(runs: Sequence[RunRecord]) -> list[RunRecord]:
+    """Those that reached their end: only they are counted."""
+    return [run for run in runs if run.complete]
+
+
+def over_seeds(runs: Sequence[RunRecord], figure: Figure) -> Interval | None:
+    """Mean and interval; None if a run lacks the figure, or none is finished."""
+    values = [figure(run) for run in finished(runs)]
+    known = [value for value in values if value is not None]
+    return interval(known) if known and len(known) == len(values) else None
+
+
+def columns(group: Group) -> list[Column]:
+    """Those of the table for which some arm has a figure."""
+    base = {run.seed: ms_per_step(run) for run in group.arms.get("base", ())}
+
+    def ratio(run: RunRecord) -> float | None:
+        mine, plain = ms_per_step(run), base.get(run.seed)
+        return mine / plain if mine and plain else None
+
+    every = [
+        Column("test accuracy, %", accuracy, 1),
+        Column("test loss", lambda run: run.final.get("test_loss"), 3),
+        Column("harmed by plain step, %", harmed_before, 1),
+        Column("harmed by step taken, %", harmed_taken, 1),
+        Column("mean extra weight", extra_weight, 3),
+        Column("time per step, x base", ratio, 2),
+        Column("time per step, ms", ms_per_step, 1),
+    ]
+    return [
+        each
+        for each in every
+        if any(over_seeds(runs, each.of) is not None for runs in group.arms.values())
+    ]
+
+
+def against_others(group: Group) -> list[Against]:
+    """The arm in focus against each of the others."""
+    focus = group.focus
+    if focus is None:
+        return []
+    found = []
+    for other, runs in group.arms.items():
+        mine = {run.seed: run for run in finished(group.arms[focus])}
+        theirs = {run.seed: run for run in finished(runs)}
+        common = sorted(mine.keys() & theirs.keys())
+        if other == focus or not common:
+            continue
+        pair = [mine[seed] for seed in common], [theirs[seed] for seed in common]
+        found.append(
+            Against(
+                focus,
+                other,
+                len(common),
+                accuracy=_difference(*pair, accuracy),
+                loss=_difference(*pair, lambda run: run.final.get("test_loss")),
+            )
+        )
+    return found
+
+
+def accuracy(run: RunRecord) -> float | None:
+    """In percent."""
+    value = run.final.get("test_accuracy")
+    return None if value is None else 100 * value
+
+
+def harmed_before(run: RunRecord) -> float | None:
+    """Share that the plain step would harm, seen through the head; mean over steps, in percent."""
+    return _mean(run, "harmed_before", 100)
+
+
+def harmed_taken(run: RunRecord) -> float | None:
+    """Share that the step taken harms: with weights where they were applied."""
+    applied = run.steps.get("applied")
+    if applied is None:
+        return None
+    return _mean(run, "harmed_after" if any(applied) else "harmed_before", 100)
+
+
+def extra_weight(run: RunRecord) -> float | None:
+    """Mean over samples and steps, where weights were applied."""
+    return _mean(run, "mean_extra_weight", 1) if any(run.steps.get("applied", ())) else None
+
+
+def ms_per_step(run: RunRecord) -> float | None:
+    """Milliseconds."""
+    return run.final.get("ms_per_step")
+
+
+def _mean(run: RunRecord, column: str, scale: float) -> float | None:
+    known = [value for value in run.steps.get(column, ()) if value is not None]
+    return scale * fmean(known) if known else None
+
+
+def _difference(
+    mine: Sequence[RunRecord], theirs: Sequence[RunRecord], figure: Figure
+) -> Difference | None:
+    first = [value for run in mine if (value := figure(run)) is not None]
+    second = [value for run in theirs if (value := figure(run)) is not None]
+    return difference(first, second) if len(first) == len(second) == len(mine) else None
+
+
+def _rank(arm: str, runs: Sequence[RunRecord]) -> tuple[int, int]:
+    places = [run.arm for run in runs]
+    return ({"base": 0, "primum": 1}.get(arm, 2), places.index(arm))
+
+
+def _apart(run: RunRecord, twins: Sequence[RunRecord]) -> str:
+    """What tells a run from its namesakes with other settings."""
+    keys = [k for k in run.settings if any(t.settings.get(k) != run.settings[k] for t in twins)]
+    told = ", ".join(f"{key} {run.settings[key]}" for key in keys)
+    return f" ({told})" if told else ""
