@@ -5,18 +5,23 @@
 
 The map of the package; data flows down the numbers, imports never point up:
 
-    attach.py      the one line: make a Reducer
-    find.py        which layer is the head
-    reducer.py     the orchestrator
-    watch.py       notices training that goes past us
-    capture.py  1  the head's input and the gradient at its output
-    update.py   2  the step the optimizer is about to take, and its gain
-                   (rules.py: the formulas; dryrun.py: for optimizers without one)
-    gram.py     3  the Gram operator of the samples' gradients
-    problem.py  4  the convex problem and its certificate
-    solve.py    5  the solver
-    recipe.py      3 to 5 in one call; `primum.paper` is another recipe
-    report.py   6  what one step did
+    attach.py       the one line: make a Reducer
+    find.py         which layer is the head
+    reducer.py      what a user holds: hooks, the explicit form
+    weigher.py      one backward pass: gradients in, weighted gradients out
+    watch.py        notices training that goes past us
+    trouble.py      steps that stayed plain (mailbox.py: device numbers, read without waiting)
+    capture.py   1  the head's input and the gradient at its output
+    rescale.py   2  what the loop does to gradients before the step: loss scaling, clipping
+    update.py       the step the optimizer is about to take, and its gain
+                    (rules.py: the formulas; dryrun.py: for optimizers without one)
+    gram.py      3  the Gram operator of the samples' gradients
+    problem.py   4  the convex problem and its certificate
+    solve.py     5  the solver
+    recipe.py       3 to 5 in one call; `primum.paper` is another recipe
+    weigh.py        2 to 5 in one call; large heads in parts
+    distributed.py  the same over several ranks (ranks.py: the process group)
+    report.py    6  what one step did
 """
 
 from primum.attach import attach, observe

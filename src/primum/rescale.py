@@ -1,4 +1,4 @@
-"""2c - What a loop does to gradients between backward and step: loss scaling, clipping.
+"""2 - What a loop does to gradients between backward and step: loss scaling, clipping.
 
 The optimizer sees the gradient of backward times a factor. A GradScaler's part of it is known if
 the scaler is; the rest (clipping by norm, a scaler that was not passed, a division by hand) is not
