@@ -11,11 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-from torch import nn
 
-import primum
-from loops import make
 from primum.distributed import affordable, costs, traffic
 from primum.ranks import Meeting
 from primum.weigh import Captured
@@ -265,38 +261,3 @@ class TestCosts:
         assert ask(128, 64, 10, 1000)  # below a mebibyte nobody counts
         assert ask(1024, 2048, 1000, 25_000_000)
         assert not ask(4096, 2048, 1000, 2_100_000)
-
-
-class TestScope:
-    @pytest.mark.parametrize("scope", ["all", None, ""])
-    def test_unknown(self, scope: Any) -> None:
-        model, optimizer = make()
-        with pytest.raises(ValueError, match='scope must be "auto", "global" or "local", got'):
-            primum.attach(model, optimizer, scope=scope)
-        assert not model[2]._forward_hooks
-
-    def test_global_needs_ranks(self) -> None:
-        model, optimizer = make()
-        with pytest.raises(ValueError, match="init_process_group"):
-            primum.attach(model, optimizer, scope="global")
-        assert not model[2]._forward_hooks
-
-    def test_group_without_effect(self, tmp_path: Path) -> None:
-        model, optimizer = make()
-        dist.init_process_group("gloo", f"file://{tmp_path / 'store'}", rank=0, world_size=1)
-        try:
-            with pytest.raises(ValueError, match="process_group has no effect"):
-                primum.attach(
-                    model,
-                    optimizer,
-                    scope="local",
-                    process_group=dist.distributed_c10d._get_default_group(),
-                )
-            reducer = primum.attach(model, optimizer, scope="global")  # of one rank
-            nn.functional.cross_entropy(
-                model(torch.randn(6, 6).double()), torch.randint(4, (6,))
-            ).backward()
-            assert reducer.last is not None
-            assert reducer.last.applied
-        finally:
-            dist.destroy_process_group()

@@ -168,9 +168,9 @@ def _check_head(model: nn.Module, head: nn.Linear, name: str) -> None:
     if hasattr(weight, "__tensor_flatten__") or weight.shape != shape:
         raise ValueError(
             f"{name}.weight is a {type(weight).__name__} of shape {list(weight.shape)}, no plain "
-            f"tensor of shape {list(shape)}: sharded (FSDP, tensor parallelism) or quantized; primum "
-            "needs the whole weight on every rank: use DistributedDataParallel, or keep the head out "
-            'of the sharding, average its gradients over ranks and pass scope="global"'
+            f"tensor of shape {list(shape)}: sharded (FSDP, tensor parallelism) or quantized; "
+            "primum needs the whole weight on every rank: use DistributedDataParallel, or keep the "
+            'head out of it, average its gradients over ranks and pass scope="global"'
         )
     if not weight.requires_grad:
         raise ValueError(

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 Result = TypeVar("Result")
 
 # Newer versions of torch have it under the first name, and warn about the second.
-_all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-
+_all_gather: Any = getattr(dist, "all_gather_single", getattr(dist, "all_gather_into_tensor", None))
 
 Wrapper = nn.parallel.DistributedDataParallel
 

@@ -76,14 +76,14 @@ class Weigher:
         """The gradients times `1 + w`, row by row; None leaves them plain."""
         device, ranks = arrival.gradients[0].device, arrival.ranks
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
-            captured, trouble = self._prepare(arrival)
+            captured = self._prepare(arrival)
             try:
                 meeting = None
                 if ranks is not None:  # also if there is trouble here: the others wait
-                    features = None if captured is None else captured.features
+                    features = captured.features if isinstance(captured, Captured) else None
                     meeting = meet(ranks, features, self._accumulates())
-                if captured is None:
-                    raise trouble
+                if isinstance(captured, Exception):
+                    raise captured
                 if ranks is not None and meeting is None:
                     raise Hindrance("another rank could not weigh its part")
                 return self._weigh(arrival, captured, ranks, meeting)
@@ -93,13 +93,13 @@ class Weigher:
                 self._fall_back(arrival.gradients[0], error)
                 return None
 
-    def _prepare(self, arrival: Arrival) -> tuple[Captured | None, Exception]:
+    def _prepare(self, arrival: Arrival) -> Captured | Exception:
         """What this rank has, or why it has nothing."""
         try:
             self._check(arrival.training)
             self.rollback.settle()
             unscale = self._rescale.unscale(arrival.gradients[0])
-            captured = Captured(
+            return Captured(
                 samples([each() for each in arrival.features], self._per),
                 samples(arrival.gradients, self._per),
                 unscale=unscale if arrival.scaled else None,
@@ -107,8 +107,7 @@ class Weigher:
                 factor=self._rescale.factor,
             )
         except Exception as error:
-            return None, error
-        return captured, Hindrance("none")
+            return error
 
     def _weigh(
         self, arrival: Arrival, captured: Captured, ranks: Ranks | None, meeting: Meeting | None

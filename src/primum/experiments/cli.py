@@ -13,6 +13,8 @@ from typing import Any
 
 import primum
 from primum.experiments.arms import ARMS
+from primum.experiments.cli_inspect import add_inspect
+from primum.experiments.cli_report import add_report
 from primum.experiments.recipes import RECIPES
 
 
@@ -20,6 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     parser = build_parser()
     arguments = parser.parse_args(argv)
+    arguments.typed = list(sys.argv[1:] if argv is None else argv)
     try:
         return int(arguments.run(arguments, parser))
     except KeyboardInterrupt:
@@ -36,6 +39,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"primum {primum.__version__}")
     subcommands = parser.add_subparsers(title="commands", required=True, metavar="command")
     _add_demo(subcommands)
+    add_inspect(subcommands)
+    add_report(subcommands)
     return parser
 
 

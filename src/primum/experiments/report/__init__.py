@@ -4,7 +4,7 @@ read.py       run files, folders of them, and what `primum demo` writes
 groups.py     runs to be compared with each other, and the table of their figures
 words.py      what the figures say
 pictures.py   what can be drawn from a group
-html.py       the parts of a page
+parts.py      the parts of a page
 page.py       the page of any runs
 demo.py       the page of `primum demo`
 """

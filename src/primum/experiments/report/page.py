@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from html import escape
 from statistics import fmean
 from typing import Any
 
-from primum.experiments.report import html, words
+from primum.experiments.report import parts, words
 from primum.experiments.report.groups import (
     Group,
     against_others,
@@ -65,20 +66,20 @@ def render_runs(
     groups = group_runs(records)
     told = "".join(_verdict(group, verdicts or {}) for group in groups)
     body = [
-        f"<h1>{html.escape(title)}</h1>",
-        *(html.paragraph(text, "soft") for text in introduction),
-        f'<section class="verdict"><h2>Verdict</h2>{told}{html.paragraph(RULE, "note")}</section>',
-        html.definitions(arms) if arms else "",
-        html.paragraph(READING, "note"),
+        f"<h1>{escape(title)}</h1>",
+        *(parts.paragraph(text, "soft") for text in introduction),
+        f'<section class="verdict"><h2>Verdict</h2>{told}{parts.paragraph(RULE, "note")}</section>',
+        parts.definitions(arms) if arms else "",
+        parts.paragraph(READING, "note"),
         *(_section(group) for group in groups),
         _settings(groups, notes),
     ]
-    return html.document(title, "\n".join(part for part in body if part))
+    return parts.document(title, "\n".join(part for part in body if part))
 
 
 def _verdict(group: Group, verdicts: Mapping[str, str]) -> str:
     sentence = verdicts.get(group.title) or words.headline(group)
-    return f"<p><strong>{html.escape(group.title)}.</strong> {html.escape(sentence)}</p>"
+    return f"<p><strong>{escape(group.title)}.</strong> {escape(sentence)}</p>"
 
 
 def _section(group: Group) -> str:
@@ -90,10 +91,10 @@ def _section(group: Group) -> str:
     ]
     return "".join(
         (
-            f"<h2>{html.escape(group.title)}</h2>",
+            f"<h2>{escape(group.title)}</h2>",
             _table(group),
-            html.bullets(words.details(group)),
-            html.pictures(drawn),
+            parts.bullets(words.details(group)),
+            parts.pictures(drawn),
             _differences(group),
             _looks(group),
         )
@@ -109,7 +110,7 @@ def _table(group: Group) -> str:
         if finished(runs)
     ]
     head = ["", *(column.heading for column in shown)]
-    return html.table(head, rows, label=f"{group.title}: figures by arm") if rows and shown else ""
+    return parts.table(head, rows, label=f"{group.title}: figures by arm") if rows and shown else ""
 
 
 def _differences(group: Group) -> str:
@@ -124,7 +125,7 @@ def _differences(group: Group) -> str:
     head = [group.focus or ""]
     for figure in ("accuracy", "loss"):
         head += [f"{figure}, paired", "p", f"{figure}, Welch", "p"]
-    return "<h3>Differences</h3>" + html.table(head, rows, label=f"{group.title}: differences")
+    return "<h3>Differences</h3>" + parts.table(head, rows, label=f"{group.title}: differences")
 
 
 def _difference(change: Difference | None, digits: int) -> list[str]:
@@ -153,8 +154,8 @@ def _looks(group: Group) -> str:
         title = f"Whole network at {label}{count}"
         opened = " open" if place == len(looked) - 1 else ""
         tables.append(
-            f"<details{opened}><summary>{html.escape(title)}</summary>"
-            f"{html.table(head, rows, label=title)}</details>"
+            f"<details{opened}><summary>{escape(title)}</summary>"
+            f"{parts.table(head, rows, label=title)}</details>"
         )
     return "".join(tables)
 
@@ -181,11 +182,11 @@ def _settings(groups: Sequence[Group], notes: Sequence[str]) -> str:
     if seconds:
         made["time of all runs"] = f"{seconds:.0f} s"
     settings = {group.title: _plain(group.settings) for group in groups if group.settings}
-    typed = html.commands([run.command for run in runs])
+    typed = parts.commands([run.command for run in runs])
     return (
-        (f"<h2>Settings</h2>{html.definitions(settings)}" if settings else "")
-        + "".join(html.paragraph(note, "note") for note in notes)
-        + f"<h2>Made with</h2>{html.definitions(made)}"
+        (f"<h2>Settings</h2>{parts.definitions(settings)}" if settings else "")
+        + "".join(parts.paragraph(note, "note") for note in notes)
+        + f"<h2>Made with</h2>{parts.definitions(made)}"
         + (f"<h2>Do it again</h2>{typed}" if typed else "")
     )
 

@@ -12,7 +12,7 @@ from matplotlib.image import imread
 from primum.diagnostics import figures
 from primum.experiments.figures import curves
 from primum.experiments.report.groups import Group
-from primum.experiments.report.html import Picture
+from primum.experiments.report.parts import Picture
 from primum.experiments.runs import RunRecord
 
 CURVES = {
@@ -119,7 +119,7 @@ def network_pictures(group: Group) -> Iterator[Picture]:
         )
         yield Picture(
             figures.to_svg(drawn, f"{title}: one batch, first order and measured changes"),
-            f"The same batch and the plain step: what first order says, and what the losses do.",
+            "The same batch and the plain step: what first order says, and what the losses do.",
         )
     by_lr = {label: [moment["by_lr"] for moment in looks] for label, looks in ends.items()}
     if all(tables[0]["factor"] for tables in by_lr.values()):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from html import escape as escape
+from html import escape
 from importlib.resources import files
 from typing import NamedTuple
 
