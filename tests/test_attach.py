@@ -136,21 +136,31 @@ class TestHead:
             primum.attach(model, optimizer)
 
     @pytest.mark.filterwarnings("ignore::FutureWarning")
-    def test_sharded(self, tmp_path: Any) -> None:
+    @pytest.mark.parametrize("by", ["fully_shard", "ColwiseParallel", "distribute_tensor"])
+    def test_sharded(self, by: str, tmp_path: Any) -> None:
+        """FSDP2 and tensor parallelism: every rank would see its own rows of the head."""
         import torch.distributed as dist
         from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
         from torch.distributed.tensor import Replicate, distribute_tensor
+        from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
         dist.init_process_group(
             "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
         )
         try:
             mesh = init_device_mesh("cpu", (1,))
-            head = nn.Linear(6, 4)
-            head.weight = nn.Parameter(distribute_tensor(head.weight, mesh, [Replicate()]))
-            optimizer = optim.SGD(head.parameters(), lr=0.1)
-            with pytest.raises(ValueError, match=r"head\.weight is a DTensor .*the sharding"):
-                primum.attach(head, optimizer)
+            model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 4))
+            if by == "fully_shard":
+                fully_shard(model, mesh=mesh)
+            elif by == "ColwiseParallel":
+                parallelize_module(model, mesh, {"1": ColwiseParallel()})
+            else:
+                weight = distribute_tensor(model[1].weight, mesh, [Replicate()])
+                model[1].weight = nn.Parameter(weight)
+            optimizer = optim.SGD(model.parameters(), lr=0.1)
+            with pytest.raises(ValueError, match=r"1\.weight is a DTensor .*sharded \(FSDP"):
+                primum.attach(model, optimizer)
         finally:
             dist.destroy_process_group()
 
