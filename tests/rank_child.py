@@ -43,6 +43,7 @@ DEFAULTS: dict[str, Any] = {
     "trouble": None,
     "trouble_rank": 1,
     "wrap": True,
+    "inner": False,  # attach to what is inside the wrapper
     "explicit": False,
     "compile": False,
     "dtype": "float32",
@@ -141,7 +142,8 @@ def train(own: dict[str, Any], rank: int = 0, ranks: int = 1) -> dict[str, Any]:
         net = DistributedDataParallel(model)
     forward = torch.compile(net, backend="aot_eager") if own["compile"] else net
     scope = own["scope"] if ranks > 1 else "local"
-    reducer = primum.attach(forward, optimizer, recipe=own["recipe"], scope=scope)
+    seen = model if own["inner"] else forward
+    reducer = primum.attach(seen, optimizer, recipe=own["recipe"], scope=scope)
     reports: list[dict[str, Any]] = []
     with contextlib.ExitStack() as stack:
         caught = stack.enter_context(warnings.catch_warnings(record=True))

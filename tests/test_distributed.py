@@ -48,7 +48,11 @@ LOOPS = {
     "no-bias": {"bias": False, "clip": 0.05},
     "by-hand": {"wrap": False, "scope": "global"},
 }
-FORMS: dict[str, Any] = {"explicit": {"explicit": True}, "compiled": {"compile": True}}
+FORMS: dict[str, Any] = {
+    "explicit": {"explicit": True},
+    "compiled": {"compile": True},
+    "inner": {"inner": True},
+}
 
 
 def all_runs() -> dict[str, dict[str, Any]]:
@@ -69,6 +73,7 @@ def all_runs() -> dict[str, dict[str, Any]]:
     for form, settings in FORMS.items():
         runs[form] = WIDE | {"steps": 5} | settings
     runs["join"] = {"counts": [12, 12], "steps": 4, "join": True}
+    runs["unseen"] = {"wrap": False, "steps": 2}
     runs["local"] = WIDE | {"steps": 1, "scope": "local"}
     return runs
 
@@ -192,6 +197,12 @@ class TestTrouble:
             reasons = [found["reports"][5]["reason"] for found in both]
             assert reasons[0] == "another rank could not weigh its part"
             assert reasons[1].startswith("the head ran in eval mode")
+
+    def test_ranks_without_a_wrapper_are_said(self, results: Results) -> None:
+        for found in results["unseen"]:
+            assert found["bytes"] == 0
+            (warning,) = found["warnings"]
+            assert "no DistributedDataParallel is seen to run this model" in warning
 
     def test_under_join_each_rank_solves_alone(self, results: Results) -> None:
         """A rank whose data have ended does not come along: no hang, and it is said once."""

@@ -58,10 +58,23 @@ class Scope:
             return None
         return self._ranks
 
-    def joins(self) -> bool:
-        """Whether this pass runs under `join()`."""
+    def why_alone(self) -> tuple[str, str] | None:
+        """A kind and a message, if a user may have expected ranks where there are none."""
+        if self.name == "local" or not (dist.is_available() and dist.is_initialized()):
+            return None
         wrapper = self._wrapper()
-        return self.name != "local" and wrapper is not None and wrapper._join_config.enable
+        if wrapper is not None and wrapper._join_config.enable:
+            return "join", (
+                "each rank solves for its own samples under join(): a rank whose data have ended "
+                "does not come along"
+            )
+        if self._ranks is None and wrapper is None and dist.get_world_size() > 1:
+            return "ranks", (
+                "there are several ranks, but no DistributedDataParallel is seen to run this "
+                "model, so each rank solves for its own samples; pass the wrapped model to attach, "
+                'or say scope="local" or scope="global"'
+            )
+        return None
 
     def _wrapper(self) -> Wrapper | None:
         running: Wrapper | None = getattr(Wrapper, "_active_ddp_module", None)

@@ -177,6 +177,13 @@ class Reducer:
             return mean
         return ((1 + first.extra_weights).to(losses.dtype) * losses.flatten()).mean()
 
+    def _ranks(self) -> Ranks | None:
+        ranks = self._scope.ranks()
+        alone = self._scope.why_alone() if ranks is None else None
+        if alone is not None:
+            self._weigh.trouble.warn(*alone)
+        return ranks
+
     def _active(self) -> bool:
         return self.enabled and not self._removed
 
@@ -191,13 +198,7 @@ class Reducer:
             )
             return
         made = Pass(self, own, features, output)
-        made.ranks = self._scope.ranks()
-        if self._scope.joins():
-            self._weigh.trouble.warn(
-                "join",
-                "each rank solves for its own samples under join(): a rank whose data have ended "
-                "does not come along",
-            )
+        made.ranks = self._ranks()
         hook: Callable[[Tensor], Tensor | None] = partial(self._on_gradient, made)
         output.register_hook(hook)  # type: ignore[no-untyped-call]
 
@@ -218,7 +219,7 @@ class Reducer:
         self, gradient: Tensor, features: Callable[[], Tensor], training: bool
     ) -> Tensor | None:
         """The same in a compiled graph, which hands over the head's input itself."""
-        return self._on_arrival(gradient, features, training, self._scope.ranks())
+        return self._on_arrival(gradient, features, training, self._ranks())
 
     def _on_arrival(
         self, gradient: Tensor, features: Callable[[], Tensor], training: bool, ranks: Ranks | None
