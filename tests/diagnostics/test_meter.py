@@ -3,6 +3,7 @@
 import gc
 import json
 import weakref
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -151,9 +152,18 @@ def test_construction_errors():
         InterferenceMeter().samples()
     with pytest.raises(ValueError, match="ids need num_samples="):
         InterferenceMeter().update(made([1.0], [0.0], [0.0]), ids=torch.tensor([0]))
-    reducer, _, _ = next(training(1))
-    with pytest.raises(ValueError, match="both the reducer and its optimizer"):
-        InterferenceMeter(reducer)
+
+
+def test_over_several_ranks_ids_are_of_this_ranks_samples():
+    report = replace(made([1.0, -1.0, 2.0], [0.5, -1.0, -1.0], [0.1, 0.2, 0.3]), own=slice(1, 3))
+    meter = InterferenceMeter(num_samples=4)
+    meter.update(report, ids=torch.tensor([3, 0]))
+    assert meter.samples()["seen"] == [1, 0, 0, 1]
+    assert meter.samples()["harmed_before"] == [1, 0, 0, 0]
+    assert meter.samples()["extra_weight"] == pytest.approx([0.3, 0, 0, 0.2])
+    assert meter.table()["batch_size"] == [3]  # figures are of the global batch
+    with pytest.raises(ValueError, match=r"one entry per sample, shape \[2\], got \[3\]"):
+        meter.update(report, ids=torch.tensor([0, 1, 2]))
 
 
 # --- taking part by itself ------------------------------------------------------------------------
@@ -163,7 +173,7 @@ def test_following_is_updating_after_each_step():
     by_hand, itself = InterferenceMeter(), None
     for reducer, optimizer, _ in training(6):
         if itself is None:
-            itself = InterferenceMeter(reducer, optimizer)  # after the first step
+            itself = InterferenceMeter(reducer)  # after the first step
         else:
             by_hand.update(reducer.last)
     assert itself.steps == by_hand.steps == 5
@@ -173,7 +183,7 @@ def test_following_is_updating_after_each_step():
 def test_a_step_without_a_new_report_counts_once():
     meter = None
     for reducer, optimizer, _ in training(3):
-        meter = meter or InterferenceMeter(reducer, optimizer)
+        meter = meter or InterferenceMeter(reducer)
         optimizer.step()
         optimizer.step()
     assert meter.steps == 3
@@ -185,7 +195,7 @@ def test_a_step_without_a_new_report_counts_once():
 
 def test_a_meter_that_was_removed_can_go():
     for reducer, optimizer, _ in training(2):
-        meter = InterferenceMeter(reducer, optimizer)
+        meter = InterferenceMeter(reducer)
         meter.remove()
         gone = weakref.ref(meter)
         del meter
@@ -198,7 +208,7 @@ def test_training_is_the_same_bit_for_bit():
         meter = None
         for reducer, optimizer, _ in training(4):
             if follow and meter is None:
-                meter = InterferenceMeter(reducer, optimizer)
+                meter = InterferenceMeter(reducer)
         return [p.clone() for group in optimizer.param_groups for p in group["params"]]
 
     for one, other in zip(weights(True), weights(False), strict=True):

@@ -13,7 +13,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo as eager  # torch.compiler.disable, imported lazily
-from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from primum.diagnostics.record import FIGURES, TOTALS, figures_of, gap_of, marks_of
@@ -32,19 +31,18 @@ class Writer(Protocol):
 class InterferenceMeter:
     """Collects a reducer's reports. Nothing waits for the device before an export.
 
-    Given a reducer and the optimizer it belongs to, the meter takes part by itself: after each
-    `optimizer.step()` it notes `reducer.last`. Otherwise call `update` once per step, which is also
-    the way to tell it which samples were in the batch.
+    Given a reducer, the meter takes part by itself: after each step of the reducer's optimizer it
+    notes `reducer.last`. Otherwise call `update` once per step, which is also the way to tell it
+    which samples were in the batch.
 
     Args:
         reducer: From `attach` or `observe`; None to call `update` by hand.
-        optimizer: Whose steps to follow; goes with `reducer`.
         num_samples: Size of the training set, if totals per sample are wanted.
 
     Examples:
         >>> model = nn.Linear(8, 3)
         >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        >>> meter = InterferenceMeter(primum.attach(model, optimizer), optimizer)
+        >>> meter = InterferenceMeter(primum.attach(model, optimizer))
         >>> nn.functional.cross_entropy(model(torch.randn(4, 8)), torch.arange(4) % 3).backward()
         >>> optimizer.step()
         >>> meter.table()["batch_size"]
@@ -54,15 +52,9 @@ class InterferenceMeter:
     def __init__(
         self,
         reducer: Reducer | None = None,
-        optimizer: Optimizer | None = None,
         *,
         num_samples: int | None = None,
     ) -> None:
-        if (reducer is None) != (optimizer is None):
-            raise ValueError(
-                "to follow a training run the meter needs both the reducer and its optimizer; "
-                "with neither, call update(reducer.last) after each step"
-            )
         if num_samples is not None and num_samples < 1:
             raise ValueError(f"num_samples must be >= 1, got {num_samples}")
         self.num_samples = num_samples
@@ -75,8 +67,8 @@ class InterferenceMeter:
         self._last: weakref.ref[StepReport] | None = None
         self._written = 0
         self._handle: RemovableHandle | None = None
-        if reducer is not None and optimizer is not None:
-            self._handle = optimizer.register_step_post_hook(self._after_step(reducer))
+        if reducer is not None:
+            self._handle = reducer.optimizer.register_step_post_hook(self._after_step(reducer))
 
     @property
     def steps(self) -> int:
@@ -97,7 +89,8 @@ class InterferenceMeter:
         Args:
             report: `reducer.last`. None, as before the first backward pass, is passed over.
             ids: Number of each sample in the training set, from 0; with `num_samples` only. Best on
-                the model's device: there it is not waited for, and not checked. [B].
+                the model's device: there it is not waited for, and not checked. Over several
+                ranks, of this rank's samples. [B].
             step: Number of the step; one more than the last if not given.
         """
         if report is None:
@@ -222,10 +215,10 @@ class InterferenceMeter:
     def _check(self, report: StepReport, ids: Tensor) -> None:
         if self.num_samples is None:
             raise ValueError("ids need num_samples= where the meter is made")
-        if ids.shape != report.drift.shape:
+        own = report.drift[report.own].shape
+        if ids.shape != own:
             raise ValueError(
-                f"ids must have one entry per sample, shape {list(report.drift.shape)}, "
-                f"got {list(ids.shape)}"
+                f"ids must have one entry per sample, shape {list(own)}, got {list(ids.shape)}"
             )
         if type(ids) is Tensor and ids.device.type == "cpu":
             ends: Any = [end.tolist() for end in ids.aminmax()]  # host memory: not a sync

@@ -66,10 +66,10 @@ def gap_of(columns: Mapping[str, Tensor]) -> Tensor:
 def marks_of(reports: Sequence[StepReport]) -> Tensor:
     """What to add to the totals of each sample of these steps, in order. [samples, len(TOTALS)].
 
-    A step that fell back counts as unseen.
+    A step that fell back counts as unseen. Over several ranks: of this rank's samples.
     """
-    before = torch.cat([report.drift for report in reports])
-    after = torch.cat([report.drift_after for report in reports])
-    weights = torch.cat([report.extra_weights for report in reports])
+    before = torch.cat([report.drift[report.own] for report in reports])
+    after = torch.cat([report.drift_after[report.own] for report in reports])
+    weights = torch.cat([report.extra_weights[report.own] for report in reports])
     marks = (before == before, before > 0, after > 0, weights)
     return torch.stack([mark.to(torch.float32) for mark in marks], 1)
