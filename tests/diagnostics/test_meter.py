@@ -171,7 +171,7 @@ def test_over_several_ranks_ids_are_of_this_ranks_samples():
 
 def test_following_is_updating_after_each_step():
     by_hand, itself = InterferenceMeter(), None
-    for reducer, optimizer, _ in training(6):
+    for reducer, _, _ in training(6):
         if itself is None:
             itself = InterferenceMeter(reducer)  # after the first step
         else:
@@ -194,7 +194,7 @@ def test_a_step_without_a_new_report_counts_once():
 
 
 def test_a_meter_that_was_removed_can_go():
-    for reducer, optimizer, _ in training(2):
+    for reducer, _, _ in training(2):
         meter = InterferenceMeter(reducer)
         meter.remove()
         gone = weakref.ref(meter)
@@ -206,10 +206,10 @@ def test_a_meter_that_was_removed_can_go():
 def test_training_is_the_same_bit_for_bit():
     def weights(follow):
         meter = None
-        for reducer, optimizer, _ in training(4):
+        for reducer, _, _ in training(4):
             if follow and meter is None:
                 meter = InterferenceMeter(reducer)
-        return [p.clone() for group in optimizer.param_groups for p in group["params"]]
+        return [p.clone() for group in reducer.optimizer.param_groups for p in group["params"]]
 
     for one, other in zip(weights(True), weights(False), strict=True):
         assert torch.equal(one, other)

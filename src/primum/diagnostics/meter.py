@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._compile import _disable_dynamo as eager  # torch.compiler.disable, imported lazily
 from torch.utils.hooks import RemovableHandle
 
-from primum.diagnostics.record import FIGURES, TOTALS, figures_of, gap_of, marks_of
+from primum.diagnostics.record import FIGURES, TOTALS, figures_of, gap_of, marks_of, own_samples
 from primum.reducer import Reducer
 from primum.report import StepReport
 
@@ -215,10 +215,10 @@ class InterferenceMeter:
     def _check(self, report: StepReport, ids: Tensor) -> None:
         if self.num_samples is None:
             raise ValueError("ids need num_samples= where the meter is made")
-        own = report.drift[report.own].shape
-        if ids.shape != own:
+        own = own_samples(report)
+        if ids.shape != (own,):
             raise ValueError(
-                f"ids must have one entry per sample, shape {list(own)}, got {list(ids.shape)}"
+                f"ids must have one entry per sample, shape [{own}], got {list(ids.shape)}"
             )
         if type(ids) is Tensor and ids.device.type == "cpu":
             ends: Any = [end.tolist() for end in ids.aminmax()]  # host memory: not a sync

@@ -68,8 +68,17 @@ def marks_of(reports: Sequence[StepReport]) -> Tensor:
 
     A step that fell back counts as unseen. Over several ranks: of this rank's samples.
     """
-    before = torch.cat([report.drift[report.own] for report in reports])
-    after = torch.cat([report.drift_after[report.own] for report in reports])
-    weights = torch.cat([report.extra_weights[report.own] for report in reports])
+    before = torch.cat([_own(report, report.drift) for report in reports])
+    after = torch.cat([_own(report, report.drift_after) for report in reports])
+    weights = torch.cat([_own(report, report.extra_weights) for report in reports])
     marks = (before == before, before > 0, after > 0, weights)
     return torch.stack([mark.to(torch.float32) for mark in marks], 1)
+
+
+def own_samples(report: StepReport) -> int:
+    """How many samples of the step were this rank's."""
+    return len(range(len(report.drift))[report.own])
+
+
+def _own(report: StepReport, vector: Tensor) -> Tensor:
+    return vector if own_samples(report) == len(vector) else vector[report.own]
