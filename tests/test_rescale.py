@@ -308,6 +308,19 @@ class TestFactor:
         optimizer.step()  # on twice the gradient that was weighed
         assert factor_of(reducer) == 1
 
+    @pytest.mark.parametrize("bias", [True, False])
+    def test_gradients_thrown_away_do_not_count(self, bias: bool) -> None:
+        model, optimizer = make(bias=bias)
+        reducer = primum.attach(model, optimizer)
+        for number in range(3):
+            backward(model, number + 10)
+            optimizer.zero_grad()
+            backward(model, number)
+            norm = nn.utils.clip_grad_norm_(model.parameters(), 0.05).item()
+            optimizer.step()
+            optimizer.zero_grad()
+            assert factor_of(reducer) == pytest.approx(0.05 / norm, rel=1e-5)
+
     def test_steps_without_gradients(self) -> None:
         model, optimizer = make()
         reducer = primum.attach(model, optimizer)
@@ -326,10 +339,9 @@ class TestFactor:
             optimizer.zero_grad()
             (one, labels), (two, _) = batch(number, 24), batch(number + 5, 24)
             F.cross_entropy(model(one) + model(two), labels).backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
-            expected = 1e-3
+            norm = nn.utils.clip_grad_norm_(model.parameters(), 1e-3).item()
             optimizer.step()
-            assert 0 < factor_of(reducer) < 20 * expected
+            assert factor_of(reducer) == pytest.approx(1e-3 / norm, rel=1e-5)
 
     def test_resumes_bit_for_bit(self) -> None:
         """The factor is part of the state."""

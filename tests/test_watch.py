@@ -105,7 +105,7 @@ def test_steps_of_a_head_that_has_changed_or_gone() -> None:
         p.grad = torch.zeros_like(p)
     for _ in range(3):
         optimizer.step()  # and does not ask a computed weight for its gradient
-    watch = Watch(optimizer, nn.Linear(3, 2), lambda head: None)
+    watch = Watch(optimizer, nn.Linear(3, 2), lambda *_: None)
     optimizer.step()
     watch.remove()
 
@@ -120,7 +120,7 @@ def test_removed() -> None:
 def test_overtaken_only_time_after_time() -> None:
     head = nn.Linear(3, 2)
     optimizer = optim.SGD(head.parameters(), lr=0.1)
-    watch = Watch(optimizer, head, lambda head: None)
+    watch = Watch(optimizer, head, lambda *_: None)
 
     def ours() -> None:
         head(torch.randn(4, 3)).sum().backward()
@@ -171,7 +171,7 @@ def test_accumulation_schedulers_and_checkpoints_are_no_trouble(foreach: bool) -
 def test_the_optimizer_is_left_as_it_was() -> None:
     """Its copies and pickles know nothing of us; it does not keep us alive."""
     model, optimizer = make()
-    watch = Watch(optimizer, model[2], lambda head: None)
+    watch = Watch(optimizer, model[2], lambda *_: None)
     assert len(optimizer._optimizer_step_post_hooks) == 1
     assert not copy.deepcopy(optimizer)._optimizer_step_post_hooks
     assert b"primum" not in pickle.dumps(optimizer)

@@ -61,12 +61,7 @@ class Pass:
         `torch.autograd.grad` for another purpose comes by as well: with respect to the input for
         an adversarial example or a gradient penalty, or to the output in the explicit form.
         """
-        if self._accumulator is None:
-            return True
-        try:
-            return torch._C._will_engine_execute_node(self._accumulator)
-        except RuntimeError:  # `torch.autograd.grad` with respect to the weight itself
-            return True
+        return self._accumulator is None or _executes(self._accumulator)
 
     @staticmethod
     def behind(losses: Tensor, key: object) -> dict[Pass, GradientEdge]:
@@ -90,6 +85,28 @@ class Pass:
 def weight_of(head: nn.Linear) -> Tensor | None:
     """The weight as it is registered now: None once it is computed from others (weight norm)."""
     return head._parameters.get("weight")
+
+
+def _executes(accumulator: Node) -> bool:
+    try:
+        return torch._C._will_engine_execute_node(accumulator)
+    except RuntimeError:  # `torch.autograd.grad` with respect to the weight itself
+        return True
+
+
+def _trains(weight: Tensor) -> bool:
+    """Whether the backward pass under way will add to `weight.grad`, asked in a compiled graph.
+
+    Custom operations run below autograd: up for a moment, to ask for the node that adds.
+    """
+    try:
+        included = torch._C._dispatch_tls_local_include_set()
+        nothing = torch._C.DispatchKeySet(torch._C.DispatchKey.Undefined)
+        with torch._C._ForceDispatchKeyGuard(included, nothing), torch.enable_grad():
+            node = torch.autograd.graph.get_gradient_edge(weight).node
+    except (AttributeError, RuntimeError):  # a torch without these: most passes are training
+        return True
+    return _executes(node)
 
 
 def _notes(node: Node) -> dict[object, Any]:
@@ -160,6 +177,7 @@ class Listener:
                 )
         self._on_pass: OnPass | None = on_pass
         self._on_arrival: OnArrival | None = on_arrival
+        self._head = weakref.ref(head)
         self.compiled = False  # whether a compiled graph has run the head
         self._number = next(_NUMBERS)
         _LISTENERS[self._number] = self
@@ -191,6 +209,10 @@ class Listener:
 
     def arrived(self, gradient: Tensor, features: Tensor, training: bool) -> Tensor | None:
         on_arrival = self._on_arrival
+        head = self._head()
+        weight = None if head is None else weight_of(head)
+        if weight is not None and weight.requires_grad and not _trains(weight):
+            return None  # a gradient for another purpose
         return None if on_arrival is None else on_arrival(gradient, lambda: features, training)
 
     def remove(self) -> None:

@@ -18,7 +18,7 @@ from primum.ranks import Ranks
 from primum.recipe import Recipe
 from primum.watch import Watch
 
-PARALLEL = 0.98  # Squared cosine above which one factor tells what was done to the gradient.
+PARALLEL = 0.8  # Squared cosine above which one factor tells what was done to the gradient.
 SAME = 1e-2  # A factor this close to 1 is taken for rounding: half precision has two digits.
 
 
@@ -27,8 +27,8 @@ class Rescale:
 
     Compares the gradients that came by since the last step, as they were handed on, with those the
     optimizer has just used: of the bias, or of the weight times a fixed vector. If the two vectors
-    are not parallel (values clipped one by one, a mean over ranks, a tied weight), the factor stays
-    as it was, 1 at first. Nothing waits for the device.
+    are far from parallel (a mean over ranks, a tied weight), the factor stays as it was, 1 at
+    first. Nothing waits for the device.
     """
 
     def __init__(self, owners: dict[str, Optimizer], scaler: Any = None) -> None:
@@ -41,6 +41,7 @@ class Rescale:
         self._probe: Tensor | None = None
         self._expected: Tensor | None = None
         self._complete = True
+        self._task = -1
 
     @property
     def factor(self) -> Tensor | None:
@@ -48,6 +49,20 @@ class Rescale:
         if self.measured is None or self._mailbox.read(self.measured) == 1:
             return None
         return self.measured
+
+    def begin(self, head: nn.Linear) -> None:
+        """Gradients arrive. If none have accumulated, what came by before was thrown away.
+
+        Several may arrive in one backward pass, none of them accumulated yet.
+        """
+        task = torch._C._current_graph_task_id()
+        if task != self._task and head.weight.grad is None:
+            self.forget()
+        self._task = task
+
+    def forget(self) -> None:
+        """No step was made, or will be, on what came by."""
+        self._expected, self._complete = None, True
 
     def unscale(self, gradient: Tensor) -> Tensor | None:
         """What the scaler's scale is to be undone by: a 0-dim tensor, or None without a scaler."""
@@ -85,10 +100,10 @@ class Rescale:
         self._complete = False
 
     @torch.no_grad()
-    def after_step(self, head: nn.Linear) -> None:
-        """The optimizer has stepped on the gradients that are in `.grad` now."""
+    def after_step(self, head: nn.Linear, found_inf: Tensor | None = None) -> None:
+        """The optimizer has stepped on the gradients that are in `.grad` now, if all are finite."""
         expected, complete = self._expected, self._complete
-        self._expected, self._complete = None, True
+        self.forget()
         grad = head.bias.grad if self._by_bias else head.weight.grad
         if expected is None or not complete or grad is None or grad.is_sparse:
             return
@@ -98,7 +113,10 @@ class Rescale:
         ratio = both / own
         ratio = torch.where((ratio - 1).abs() < SAME, 1.0, ratio)
         old = torch.ones_like(ratio) if self.measured is None else self.measured
-        self.measured = torch.where(parallel & ratio.isfinite(), ratio, old)
+        told = parallel & ratio.isfinite()
+        if found_inf is not None:
+            told = told & (found_inf == 0)
+        self.measured = torch.where(told, ratio, old)
 
     def _direction(self, like: Tensor) -> Tensor:
         """A vector that features of no particular structure are orthogonal to. [d_in].
@@ -119,19 +137,27 @@ class Rollback:
     new while the optimizer has not stepped, the steps since were skipped.
     """
 
-    def __init__(self, recipe: Recipe, watch: Watch, scaler: Any = None) -> None:
-        self._recipe, self._watch, self._scaler = recipe, watch, scaler
+    def __init__(self, recipe: Recipe, watch: Watch, rescale: Rescale) -> None:
+        self._recipe, self._watch, self._rescale = recipe, watch, rescale
         self._kept: tuple[Any, int, dict[str, Any]] | None = None
 
     def settle(self) -> None:
         """Before the recipe is used or saved: undo what never happened."""
-        record = getattr(self._scaler, "_per_optimizer_states", None)
+        record = getattr(self._rescale.scaler, "_per_optimizer_states", None)
         if record is None or not self._watch.counts:
             return
         steps = self._watch.steps
         if self._kept is not None and self._kept[0] is not record:
             if self._kept[1] == steps:
+                self._rescale.forget()
+            if self._kept[1] == steps or self._skipped():
                 self._recipe.load_state_dict(self._kept[2])
             self._kept = None
         if self._kept is None:
             self._kept = record, steps, self._recipe.state_dict()
+
+    def _skipped(self) -> bool:
+        """Whether a fused optimizer made its last step without moving."""
+        found_inf = self._watch.found_inf
+        # SYNC: with fused optimizers and recipes that have a state, alone.
+        return bool(self._kept and self._kept[2]) and found_inf is not None and bool(found_inf)

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch._compile import _disable_dynamo as eager  # torch.compiler.disable, imported lazily
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
@@ -27,11 +27,15 @@ class Watch:
     """
 
     def __init__(
-        self, optimizer: Optimizer, head: nn.Linear, on_step: Callable[[nn.Linear], None]
+        self,
+        optimizer: Optimizer,
+        head: nn.Linear,
+        on_step: Callable[[nn.Linear, Tensor | None], None],
     ) -> None:
         self._head = weakref.ref(head)
         self._on_step = on_step
         self._heard = False
+        self.found_inf: Tensor | None = None  # above 0 if a fused optimizer skipped its last step
         self._unheard_steps = 0
         self.steps = self._known_steps = 0
         self._version = head.weight._version
@@ -40,10 +44,10 @@ class Watch:
         me = weakref.WeakMethod(self._after_step)
 
         @eager
-        def after_step(*_: Any) -> None:
+        def after_step(stepped: Optimizer, *_: Any) -> None:
             method = me()
             if method is not None:
-                method()
+                method(getattr(stepped, "found_inf", None))
 
         try:
             self._handle = optimizer.register_step_post_hook(after_step)
@@ -73,12 +77,13 @@ class Watch:
         self._known_steps, self._version = self.steps, version
         return self._foreign_moves >= PATIENCE
 
-    def _after_step(self) -> None:
+    def _after_step(self, found_inf: Tensor | None) -> None:
         self.steps += 1
+        self.found_inf = found_inf
         head = self._head()
         weight = None if head is None else weight_of(head)
         if head is not None and weight is not None:
-            self._on_step(head)
+            self._on_step(head, found_inf)
         if self._heard or weight is None or weight.grad is None:
             return
         self._unheard_steps += 1

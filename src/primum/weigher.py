@@ -66,7 +66,7 @@ class Weigher:
     ) -> None:
         self.last: StepReport | None = None
         self.trouble = Trouble(head.weight.device)
-        self.rollback = Rollback(recipe, watch, rescale.scaler)
+        self.rollback = Rollback(recipe, watch, rescale)
         self._head = weakref.ref(head)
         self._owners, self._recipe = owners, recipe
         self._apply, self._per = apply, per
@@ -96,8 +96,9 @@ class Weigher:
     def _prepare(self, arrival: Arrival) -> Captured | Exception:
         """What this rank has, or why it has nothing."""
         try:
-            self._check(arrival.training)
+            head = self._check(arrival.training)
             self.rollback.settle()
+            self._rescale.begin(head)
             unscale = self._rescale.unscale(arrival.gradients[0])
             return Captured(
                 samples([each() for each in arrival.features], self._per),

@@ -1,0 +1,94 @@
+"""docs/pitfalls.md quotes warnings as they are, and what it says happens does."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import primum
+from loops import batch, make, report_of
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "pitfalls.md").read_text()
+QUOTED = re.findall(r"^ *> `(.+)`$", PAGE, flags=re.MULTILINE)
+PREFIXES = ("primum: ", "plain gradients in a step: ")
+
+
+def patterns() -> list[re.Pattern[str]]:
+    """Every text of the core, with anything where a value is filled in."""
+    found = []
+    for source in (ROOT / "src" / "primum").glob("*.py"):
+        for node in ast.walk(ast.parse(source.read_text())):
+            parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+            texts = [p.value if isinstance(p, ast.Constant) else None for p in parts]
+            literal = "".join(text for text in texts if isinstance(text, str))
+            if len(literal) > 30:
+                joined = (re.escape(t) if isinstance(t, str) else ".+" for t in texts)
+                found.append(re.compile("".join(joined)))
+    return found
+
+
+PATTERNS = patterns()
+
+
+def known(message: str) -> bool:
+    return any(pattern.fullmatch(message) for pattern in PATTERNS)
+
+
+def test_quotes_are_found() -> None:
+    assert len(QUOTED) >= 5
+    assert not known("the head ran in eval mood; call model.train() before training")
+
+
+@pytest.mark.parametrize("quoted", QUOTED)
+def test_warnings_are_quoted_as_they_are(quoted: str) -> None:
+    assert quoted.startswith("primum: ")
+    variants, message = [quoted], quoted
+    for prefix in PREFIXES:
+        message = message.removeprefix(prefix)
+        variants.append(message)
+    assert any(known(each) for each in variants)
+
+
+def test_every_reason_of_the_core_is_told() -> None:
+    """Whatever leaves a step plain, but for a lost model and trouble of other ranks."""
+    told = []
+    for source in (ROOT / "src" / "primum").glob("*.py"):
+        for node in ast.walk(ast.parse(source.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Hindrance":
+                told += [a.value for a in node.args if isinstance(a, ast.Constant)]
+    elsewhere = ("the model is gone", "rank", "computed from others")
+    told = [each for each in told if not any(words in each for words in elsewhere)]
+    assert len(told) >= 3
+    for each in told:
+        assert each in PAGE
+
+
+def test_observe_is_not_a_fallback() -> None:
+    model, optimizer = make()
+    watcher = primum.observe(model, optimizer)
+    inputs, labels = batch(0, 24)
+    F.cross_entropy(model(inputs), labels).backward()
+    report = report_of(watcher)
+    assert (report.applied, report.reason, int(report.fallbacks)) == (False, "observe", 0)
+    assert report.harm_after < report.harm_before
+
+
+@pytest.mark.parametrize("by_call", [False, True])
+def test_a_sum_through_the_explicit_form(by_call: bool) -> None:
+    """`reducer(B * losses)` is what a sum is under the hook."""
+    model, optimizer = make()
+    reducer = primum.attach(model, optimizer)
+    twin, other = make()
+    expected = primum.attach(twin, other)
+    inputs, labels = batch(0, 24)
+    losses = F.cross_entropy(model(inputs), labels, reduction="none")
+    (reducer(24 * losses) if by_call else losses.sum()).backward()
+    F.cross_entropy(twin(inputs), labels, reduction="sum").backward()
+    torch.testing.assert_close(report_of(reducer).drift, report_of(expected).drift)
+    torch.testing.assert_close(model[0].weight.grad, twin[0].weight.grad)
