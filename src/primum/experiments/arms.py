@@ -65,7 +65,7 @@ def permuted(model: nn.Module, optimizer: torch.optim.Optimizer, radius: float, 
         plain_loss = watcher(losses)
         report = watcher.last
         assert report is not None
-        dealt = deal(report.extra_weights, generator)
+        dealt = deal(report.extra_weights, generator)[report.own]
         ((1 + dealt) * losses).mean().backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         return plain_loss.detach(), report

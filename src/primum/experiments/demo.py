@@ -21,6 +21,7 @@ from primum.experiments.recipes import Recipe
 from primum.experiments.report import render
 from primum.experiments.results import Results, environment, write_json
 from primum.experiments.summary import Summary, summarise, text_table
+from primum.experiments.team import Team, team_of
 from primum.experiments.timing import StepTime, time_steps
 from primum.experiments.train import Run, Settings, train
 
@@ -33,21 +34,23 @@ def run_demo(
     threads: int,
     turns: int,
     command: str,
+    ranks: int = 1,
 ) -> Results:
     """Train everything, then time every arm in `turns` turns.
 
-    The numbers, times apart, do not depend on `threads`.
+    The numbers, times apart, do not depend on `threads`, nor on `ranks` but for rounding.
     """
     start = perf_counter()
     grid = [Settings(r, arm, seed) for r in recipes for seed in seeds for arm in arms]
+    how = f"{threads} at a time" if ranks == 1 else f"each by {ranks} processes together"
     print(
-        f"{len(recipes)} models, {len(arms)} arms, {len(seeds)} seeds: {len(grid)} runs, "
-        f"{threads} at a time. Ctrl-C stops.",
+        f"{len(recipes)} models, {len(arms)} arms, {len(seeds)} seeds: {len(grid)} runs, {how}. "
+        "Ctrl-C stops.",
         file=sys.stderr,
     )
     with (
         _one_torch_thread(),
-        _workers(threads) as pool,
+        _workers(threads) if ranks == 1 else team_of(ranks) as pool,
         _progress(len(grid), "training", "run") as bar,
     ):
         free = [s for s in grid if s.arm != "lr-matched"]
@@ -94,11 +97,14 @@ def print_summary(summaries: Iterable[Summary], out: Path, seconds: float) -> No
 
 
 def _train_all(
-    settings: Sequence[Settings], pool: ProcessPoolExecutor | None, bar: tqdm[None]
+    settings: Sequence[Settings], pool: ProcessPoolExecutor | Team | None, bar: tqdm[None]
 ) -> Iterator[Run]:
     """Runs as they finish, in the pool's processes or, without a pool, in this one."""
+    finished: Iterator[Run]
     if pool is None:
         finished = (train(each) for each in settings)
+    elif isinstance(pool, Team):
+        finished = pool.train_all(settings)
     else:
         futures = [pool.submit(train, each) for each in settings]
         finished = (future.result() for future in as_completed(futures))

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from statistics import fmean
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from primum import StepReport
 from primum.experiments import data
@@ -55,14 +57,18 @@ class Run:
         return 1.0 + fmean(self.extra_weight)
 
 
-def train(settings: Settings) -> Run:
-    """Train from the first step to the last. The last epoch's figures count, never the best's."""
+def train(settings: Settings, rank: int = 0, ranks: int = 1) -> Run:
+    """Train from the first step to the last. The last epoch's figures count, never the best's.
+
+    With several ranks, in a process group, this is one of them: it takes its share of each batch.
+    """
     recipe = settings.recipe
     digits = data.load(recipe.train_size, recipe.noise)
     model = build_model(recipe, settings.seed)
     optimizer = build_optimizer(recipe, model, recipe.lr * settings.lr_factor)
     schedule = build_schedule(recipe, optimizer)
-    take_step = ARMS[settings.arm](model, optimizer, recipe.radius, settings.seed)
+    net: nn.Module = model if ranks == 1 else DistributedDataParallel(model)
+    take_step = ARMS[settings.arm](net, optimizer, recipe.radius, settings.seed)
 
     curves: list[tuple[float, float, float]] = []
     figures: list[Tensor] = []  # per step: harmed before, harmed after, mean extra weight
@@ -73,7 +79,11 @@ def train(settings: Settings) -> Run:
         losses = []
         for rows in order:
             lr = float(schedule.get_last_lr()[0])
-            loss, report = take_step(digits.train_images[rows], digits.train_labels[rows])
+            own = rows.chunk(ranks)[rank]
+            loss, report = take_step(digits.train_images[own], digits.train_labels[own])
+            if ranks > 1:
+                dist.all_reduce(loss)
+                loss /= ranks
             schedule.step()
             assert report is not None
             losses.append(loss)
