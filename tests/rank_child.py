@@ -27,6 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import primum
 import primum.distributed
+import primum.weigher
 
 DEFAULTS: dict[str, Any] = {
     "optimizer": "SGD",
@@ -128,6 +129,14 @@ def trouble(kind: str, model: nn.Module, inputs: Tensor) -> None:
         model.eval()
     elif kind == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
+    elif kind == "memory":
+        weigh = primum.distributed.weigh
+
+        def fails(*args: Any) -> None:
+            primum.distributed.weigh = weigh
+            raise MemoryError("no room for the matrix")
+
+        primum.distributed.weigh = fails
     elif kind == "raises":
         raise ValueError("this rank has had enough")
 
@@ -192,10 +201,10 @@ def main(folder: Path, rank: int, ranks: int) -> None:
         world_size=ranks,
         timeout=timedelta(seconds=20),
     )
-    cheaper, results = primum.distributed._gathers, {}
+    cheaper, results = primum.weigher.choose_way, {}
     for name, own in json.loads((folder / "runs.json").read_text()).items():
         way = own.get("way")
-        primum.distributed._gathers = cheaper if way is None else lambda *_, w=way: w == "gather"
+        primum.weigher.choose_way = cheaper if way is None else lambda *_, w=way, **__: w
         results[name] = train(own, rank, ranks)
     (folder / f"results-{rank}.json").write_text(json.dumps(results))
     dist.destroy_process_group()

@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from primum.distributed import affordable, costs, traffic
+from primum.distributed import choose_way, traffic
+from primum.paper import Paper
 from primum.ranks import Meeting
+from primum.recipe import Primum
 from primum.weigh import Captured
 from rank_child import train
 
@@ -73,6 +75,7 @@ def all_runs() -> dict[str, dict[str, Any]]:
     for form, settings in FORMS.items():
         runs[form] = WIDE | {"steps": 5} | settings
     runs["join"] = {"counts": [12, 12], "steps": 4, "join": True}
+    runs["memory"] = {"way": "gather", "trouble": "memory", "steps": 8}
     runs["unseen"] = {"wrap": False, "steps": 2}
     runs["local"] = WIDE | {"steps": 1, "scope": "local"}
     return runs
@@ -198,6 +201,15 @@ class TestTrouble:
             assert reasons[0] == "another rank could not weigh its part"
             assert reasons[1].startswith("the head ran in eval mode")
 
+    def test_a_rank_that_fails_by_itself_leaves_the_others_alone(self, results: Results) -> None:
+        """After all was gathered nobody waits any more: that rank's gradients stay plain."""
+        first, second = results["memory"]
+        assert [report["fallbacks"] for report in first["reports"]] == [0] * 8
+        assert [report["fallbacks"] for report in second["reports"]] == [0] * 5 + [1] * 3
+        assert second["reports"][5]["reason"] == "MemoryError: no room for the matrix"
+        assert second["reports"][6]["applied"] == 1.0
+        assert first["params"] == second["params"]
+
     def test_ranks_without_a_wrapper_are_said(self, results: Results) -> None:
         for found in results["unseen"]:
             assert found["bytes"] == 0
@@ -250,25 +262,52 @@ class TestBytes:
 
 
 class TestCosts:
+    def ask(
+        self,
+        rows: int,
+        inputs: int,
+        outputs: int,
+        params: int | None = None,
+        *,
+        ranks: int = 8,
+        recipe: Any = None,
+        factorises: bool = False,
+    ) -> str | None:
+        some: Any = type("Some", (), {"size": ranks})()
+        seen = Captured(torch.empty(1, inputs), torch.empty(1, outputs))
+        meeting = Meeting((rows // ranks,) * ranks, 0, False, 0)
+        return choose_way(
+            some, meeting, seen, recipe or Primum(), factorises=factorises, params=params
+        )
+
     def test_few_samples_are_gathered_and_many_are_not(self) -> None:
-        small = costs(256, 1, 64, 10, ranks=2, products=22)
-        assert small[0] < small[1]
-        large = costs(262_144, 1, 2048, 1000, ranks=1024, products=22)
-        assert large[1] < large[0]
+        assert self.ask(256, 64, 10) == "gather"
+        assert self.ask(262_144, 2048, 1000, ranks=1024) == "sum"
+
+    def test_a_matrix_that_factorises_is_cheap(self) -> None:
+        assert self.ask(2048, 768, 1000) == "sum"
+        assert self.ask(2048, 768, 1000, factorises=True) == "gather"
 
     def test_traffic(self) -> None:
         gather, total = traffic(100, 3, 7, 5, ranks=4, products=10, itemsize=2)
         assert gather == 75 * 3 * 12 * 2
-        assert total == 11 * 2 * 0.75 * 35 * 4
+        assert total == 10 * 2 * 0.75 * 35 * 4
 
-    def test_affordable(self) -> None:
-        """A head that is most of the model, and a batch far larger than it: not by default."""
-        ranks: Any = type("Two", (), {"size": 2})()
+    def test_what_auto_can_afford(self) -> None:
+        """The cheaper way in bytes, if the other sends too much; neither, if both do."""
+        assert self.ask(128, 64, 10, 1000) == "gather"  # below a mebibyte nobody counts
+        assert self.ask(65_536, 2048, 1000) == "sum"
+        assert self.ask(1024, 2048, 1000, 25_600_000) == "gather"  # ResNet-50
+        assert self.ask(65_536, 2048, 1000, 25_600_000) is None
+        assert self.ask(65_536, 2048, 1000, 10**9) == "sum"
 
-        def ask(rows: int, inputs: int, outputs: int, params: int) -> bool:
-            seen = Captured(torch.empty(1, inputs), torch.empty(1, outputs))
-            return affordable(ranks, Meeting((rows, rows), 0, False, 0), seen, params)
+    def test_auto_repeats_little(self) -> None:
+        """A vocabulary's head: cheap to gather in bytes, but on every rank the whole problem."""
+        assert self.ask(4096, 4096, 32_000, 10**9, ranks=8) == "gather"
+        assert self.ask(4096, 4096, 32_000, 10**9, ranks=64) is None
+        assert self.ask(4096, 64, 10, 10**9, ranks=64) == "gather"  # hardly any work
 
-        assert ask(128, 64, 10, 1000)  # below a mebibyte nobody counts
-        assert ask(1024, 2048, 1000, 25_000_000)
-        assert not ask(4096, 2048, 1000, 2_100_000)
+    def test_other_recipes_need_the_samples(self) -> None:
+        assert self.ask(262_144, 2048, 1000, recipe=Paper()) == "gather"
+        assert self.ask(262_144, 2048, 1000, 10**9, ranks=1024, recipe=Paper()) is None
+        assert self.ask(262_144, 2048, 1000, recipe=Primum(radius=0)) == "gather"

@@ -26,16 +26,19 @@ from primum.solve import solve
 from primum.update import accumulated, predict_head
 from primum.weigh import Captured, maximises, trained, weigh, with_ones
 
-PER_BYTE = 64  # What one byte on the wire costs, in floating-point operations.
-PER_MESSAGE = 1_000_000  # And what one more collective costs.
+PER_BYTE = 30  # What one byte on the wire costs, in floating-point operations.
+PER_MESSAGE = 50_000_000  # And what one more collective costs.
 
-AFFORDABLE = 0.25  # Of the bytes of the gradient's own all-reduce; below `ALWAYS` no one counts.
-ALWAYS = 1 << 20
+# What `scope="auto"` may cost: of the bytes of the gradient's own all-reduce, and times the
+# operations of each rank by itself. Below a mebibyte, or 10^10 operations, no one counts.
+AFFORDABLE, FEW_BYTES = 0.25, 1 << 20
+REPEATED, FEW_OPERATIONS = 16, 10**10
 
 
 def weigh_together(
     ranks: Ranks,
     meeting: Meeting,
+    way: str,
     head: nn.Linear,
     owners: Mapping[str, Optimizer],
     captured: Captured,
@@ -49,13 +52,13 @@ def weigh_together(
         unscale=share if captured.unscale is None else captured.unscale * share,
         before=share if captured.before is None else captured.before * share,
     )
-    if (
-        not isinstance(recipe, Primum)
-        or recipe.radius == 0
-        or _gathers(ranks, meeting, captured, recipe)
-    ):
-        return _gathered(ranks, meeting, head, owners, captured, recipe)
-    return _summed(ranks, meeting, head, owners, captured, recipe)
+    if way == "gather":
+        with ranks.waited_for():
+            everyone = _gathered(ranks, meeting, head, owners, captured)
+        return weigh(head, owners, everyone, recipe)
+    assert isinstance(recipe, Primum)
+    with ranks.waited_for():
+        return _summed(ranks, meeting, head, owners, captured, recipe)
 
 
 def _gathered(
@@ -64,26 +67,21 @@ def _gathered(
     head: nn.Linear,
     owners: dict[str, Optimizer],
     captured: Captured,
-    recipe: Recipe,
-) -> tuple[Tensor, Solution]:
+) -> Captured:
+    """What all ranks have captured."""
     features, gradients = captured.features, captured.gradients
     if meeting.positions > features.shape[1] and features.dim() == 3:
         missing = (0, 0, 0, meeting.positions - features.shape[1])  # zeros count for nothing
-        features, gradients = (
-            nn.functional.pad(features, missing),
-            nn.functional.pad(gradients, missing),
-        )
+        features = nn.functional.pad(features, missing)
+        gradients = nn.functional.pad(gradients, missing)
     if features.dtype == gradients.dtype:
         both = ranks.gather(torch.cat((features, gradients), -1), meeting.counts)
         features, gradients = torch.split(both, [features.shape[-1], gradients.shape[-1]], -1)
     else:
         features = ranks.gather(features, meeting.counts)
         gradients = ranks.gather(gradients, meeting.counts)
-    before = None
-    if meeting.before:
-        before = ranks.sum(_accumulated(head, owners, captured))
-    everyone = replace(captured, features=features, gradients=gradients, accumulated=before)
-    return weigh(head, owners, everyone, recipe)
+    before = ranks.sum(_accumulated(head, owners, captured)) if meeting.before else None
+    return replace(captured, features=features, gradients=gradients, accumulated=before)
 
 
 def _summed(
@@ -141,30 +139,48 @@ def _accumulated(head: nn.Linear, owners: dict[str, Optimizer], captured: Captur
     return before.contiguous()
 
 
-def _gathers(ranks: Ranks, meeting: Meeting, captured: Captured, recipe: Primum) -> bool:
-    """Whether gathering is the cheaper way. The same answer on every rank."""
-    inputs, outputs = captured.features.shape[-1], captured.gradients.shape[-1]
-    gather, total = costs(
-        sum(meeting.counts),
-        max(meeting.positions, 1),
-        inputs,
-        outputs,
+def choose_way(
+    ranks: Ranks,
+    meeting: Meeting,
+    captured: Captured,
+    recipe: Recipe,
+    *,
+    factorises: bool,
+    params: int | None = None,
+) -> str | None:
+    """ "gather" or "sum", whichever costs less. The same answer on every rank.
+
+    With `params`, the number of parameters whose gradients are averaged, only of those ways that
+    send at most a part of what that average sends, and do not repeat too much on every rank; None
+    if there is none. Recipes other than ours need the samples themselves.
+    """
+    sizes = sum(meeting.counts), max(meeting.positions, 1)
+    sides = captured.features.shape[-1], captured.gradients.shape[-1]
+    itemsize = captured.gradients.element_size()
+    products = recipe.max_iters + 2 if isinstance(recipe, Primum) else 0
+    sent = traffic(*sizes, *sides, ranks=ranks.size, products=products, itemsize=itemsize)
+    cost = costs(
+        *sizes,
+        *sides,
         ranks=ranks.size,
-        products=recipe.max_iters + 2,
-        itemsize=captured.gradients.element_size(),
+        products=products,
+        itemsize=itemsize,
+        factorises=factorises,
     )
-    return gather <= total
-
-
-def affordable(ranks: Ranks, meeting: Meeting, captured: Captured, params: int) -> bool:
-    """Whether `scope="auto"` solves together: not where it would send more than a part of what the
-    gradients' own all-reduce sends. The same answer on every rank."""
-    inputs, outputs = captured.features.shape[-1], captured.gradients.shape[-1]
-    gather, total = traffic(
-        sum(meeting.counts), max(meeting.positions, 1), inputs, outputs, ranks=ranks.size
-    )
-    own = 2 * (ranks.size - 1) / ranks.size * 4 * params
-    return min(gather, total) <= max(ALWAYS, AFFORDABLE * own)
+    ways = {"gather": (cost[0], sent[0])}
+    if isinstance(recipe, Primum) and recipe.radius > 0:
+        ways["sum"] = (cost[1], sent[1])
+    if params is not None:
+        own = 2 * (ranks.size - 1) / ranks.size * 4 * params
+        budget = max(FEW_BYTES, AFFORDABLE * own)
+        ways = {way: figures for way, figures in ways.items() if figures[1] <= budget}
+        batch, positions = sizes
+        alone = work(max(batch // ranks.size, 1), positions, *sides, products, factorises)
+        if work(batch, positions, *sides, products, factorises) > max(
+            FEW_OPERATIONS, REPEATED * alone
+        ):
+            ways.pop("gather", None)
+    return min(ways, key=lambda way: ways[way][0], default=None)
 
 
 def traffic(
@@ -180,7 +196,7 @@ def traffic(
     """Bytes that one rank receives by gathering and by summing. `batch` is the global one."""
     gather = (batch - batch / ranks) * positions * (inputs + outputs) * itemsize
     ring = 2 * (ranks - 1) / ranks * inputs * outputs * 4
-    return gather, (products + 1) * ring
+    return gather, products * ring
 
 
 def costs(
@@ -192,17 +208,29 @@ def costs(
     ranks: int,
     products: int,
     itemsize: int = 4,
+    factorises: bool = False,
 ) -> tuple[float, float]:
     """What gathering and summing cost one rank, in floating-point operations.
 
     `batch` is the global one. Bytes received count `PER_BYTE` each, a collective `PER_MESSAGE`.
     """
-    size = inputs * outputs
     sent = traffic(
         batch, positions, inputs, outputs, ranks=ranks, products=products, itemsize=itemsize
     )
-    dense = 2 * batch * size * (positions + batch + 8)
-    free = products * 4 * batch * positions * size
-    gather = min(dense, free) + PER_BYTE * sent[0] + PER_MESSAGE
-    total = free / ranks + PER_BYTE * sent[1] + 2 * products * PER_MESSAGE
+    repeated = work(batch, positions, inputs, outputs, products, factorises)
+    shared = products * 4 * batch * positions * inputs * outputs / ranks
+    gather = repeated + PER_BYTE * sent[0] + 2 * PER_MESSAGE
+    total = shared + PER_BYTE * sent[1] + 2 * products * PER_MESSAGE
     return gather, total
+
+
+def work(
+    batch: int, positions: int, inputs: int, outputs: int, products: int, factorises: bool
+) -> int:
+    """Floating-point operations of one process that solves for `batch` samples."""
+    size, square = inputs * outputs, batch * batch
+    dense = 2 * batch * size * (positions + batch + 8)
+    if factorises and positions == 1:
+        dense = square * (2 * (inputs + outputs) + 16) + products * 8 * square
+    free = products * 4 * batch * positions * size
+    return min(dense, free) if products else dense

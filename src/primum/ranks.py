@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -95,7 +96,8 @@ class Ranks:
     Attributes:
         size: Number of ranks.
         bytes: Payload this rank has put into collectives, so far.
-        broken: Whether a collective has failed: the group's error, not to be swallowed.
+        broken: Whether a collective has failed, or this rank has left others waiting in one: an
+            error not to be swallowed.
     """
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
@@ -134,13 +136,19 @@ class Ranks:
         parts = [everyone.narrow(0, rank * most, count) for rank, count in enumerate(counts)]
         return torch.cat(parts)
 
-    def _call(self, sent: Tensor, collective: Callable[[], Result]) -> Result:
-        self.bytes += sent.numel() * sent.element_size()
+    @contextmanager
+    def waited_for(self) -> Iterator[None]:
+        """A block in which the others wait for this rank: an error must not be swallowed."""
         try:
-            return collective()
+            yield
         except BaseException:
             self.broken = True
             raise
+
+    def _call(self, sent: Tensor, collective: Callable[[], Result]) -> Result:
+        self.bytes += sent.numel() * sent.element_size()
+        with self.waited_for():
+            return collective()
 
 
 def _host_group(ranks: list[int]) -> dist.ProcessGroup:

@@ -95,6 +95,11 @@ class Rescale:
             vector = ranks.sum(vector / ranks.size)
         self._expected = vector if self._expected is None else self._expected + vector
 
+    def abstain(self, like: Tensor, ranks: Ranks) -> None:
+        """Take part in a sum over ranks with nothing to say: then none of them measures."""
+        dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
+        ranks.sum(like.new_full(like.shape[-1:], torch.nan, dtype=dtype))
+
     def miss(self) -> None:
         """Gradients came by that are not accounted for: this step tells nothing."""
         self._complete = False

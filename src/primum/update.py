@@ -112,6 +112,11 @@ def sliceable(owners: Mapping[str, Optimizer]) -> bool:
     return all(_rule_for(type(optimizer)) is not dry_run for optimizer in owners.values())
 
 
+def uniform(owners: Mapping[str, Optimizer]) -> bool:
+    """Whether the gain is one number, as far as the classes tell."""
+    return all(_rule_for(type(optimizer)) in (sgd, dry_run) for optimizer in owners.values())
+
+
 def _seen(
     optimizer: Optimizer, param: Tensor, grad: Tensor, rows: slice | None
 ) -> tuple[Rule, Seen]:

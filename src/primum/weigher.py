@@ -11,13 +11,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from primum.capture import weight_of
-from primum.distributed import affordable, weigh_together
+from primum.distributed import choose_way, weigh_together
 from primum.problem import Evidence, Solution
 from primum.ranks import Meeting, Ranks, Scope, meet
 from primum.recipe import Recipe
 from primum.report import StepReport
 from primum.rescale import Rescale, Rollback
 from primum.trouble import Trouble
+from primum.update import uniform
 from primum.watch import Watch
 from primum.weigh import Captured, rows_of, samples, times, weigh
 
@@ -115,23 +116,31 @@ class Weigher:
     ) -> list[Tensor] | None:
         head = self._head()
         assert head is not None  # as checked before
-        own, own_rows = ranks, slice(None)
-        if ranks is None or meeting is None or not self._together(ranks, meeting, captured):
-            own = None
+        way, own_rows = None, slice(None)
+        if ranks is not None and meeting is not None:
+            way = self._way(ranks, meeting, captured)
+        if ranks is None or meeting is None or way is None:
+            ranks = None
             drift, solution = weigh(head, self._owners, captured, self._recipe)
         else:
-            drift, solution = weigh_together(
-                ranks, meeting, head, self._owners, captured, self._recipe
-            )
             own_rows = meeting.own
+            try:
+                drift, solution = weigh_together(
+                    ranks, meeting, way, head, self._owners, captured, self._recipe
+                )
+            except Exception:
+                if not ranks.broken:  # this rank alone: the others go on
+                    for each in arrival.gradients:
+                        self._rescale.abstain(each, ranks)
+                raise
         weighted = list(arrival.gradients)
         if self._apply:
             weights = solution.extra_weights
-            if own is not None:
+            if ranks is not None:
                 weights = weights.narrow(0, own_rows.start, own_rows.stop - own_rows.start)
             weighted = times(arrival.gradients, weights, self._per)
         for each, features in zip(weighted, arrival.features, strict=True):
-            self._rescale.expect(each, features(), captured.unscale, own)
+            self._rescale.expect(each, features(), captured.unscale, ranks)
         if self._rescale.scaler is None:  # with one, such a step is skipped: all in order
             self.trouble.maybe(solution.objective == torch.inf)
         self.last = StepReport(
@@ -144,18 +153,28 @@ class Weigher:
         )
         return weighted if self._apply else None
 
-    def _together(self, ranks: Ranks, meeting: Meeting, captured: Captured) -> bool:
-        if self._scope.name == "global":
-            return True
-        params = sum(p.numel() for g in self._owners["weight"].param_groups for p in g["params"])
-        if affordable(ranks, meeting, captured, params):
-            return True
-        self.trouble.warn(
-            "dear",
-            "solving over all ranks would send more than a quarter of what the gradients do, so "
-            'each rank solves for its own samples; scope="global" insists, scope="local" agrees',
+    def _way(self, ranks: Ranks, meeting: Meeting, captured: Captured) -> str | None:
+        """How to solve with the other ranks; None if that is not worth it."""
+        params = None
+        if self._scope.name == "auto":
+            groups = self._owners["weight"].param_groups
+            params = sum(p.numel() for group in groups for p in group["params"])
+        way = choose_way(
+            ranks,
+            meeting,
+            captured,
+            self._recipe,
+            factorises=uniform(self._owners),
+            params=params,
         )
-        return False
+        if way is None:
+            self.trouble.warn(
+                "dear",
+                "solving over all ranks would send more than a quarter of what the gradients do, "
+                'so each rank solves for its own samples; scope="global" insists, scope="local" '
+                "agrees",
+            )
+        return way
 
     def _accumulates(self) -> bool:
         head = self._head()

@@ -1,0 +1,172 @@
+"""One rank of `ranks.py`: training steps, plain and weighed in each way, taking turns.
+
+    python _rank.py FOLDER RANK RANKS
+
+FOLDER has `settings.json`. Rendezvous and results are files there, too: no ports are chosen.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import asdict
+from datetime import timedelta
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from _common import take_turns
+from _scale import WAYS, Case
+from overhead import peak_memory
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from tqdm import tqdm
+
+import primum
+import primum.weigher
+
+FEATURES, WIDTH = 256, 512  # of the network below the head
+BATCHES = 4  # that are trained on in turn: they pull at the head in different directions
+LEAST = 5  # rounds
+
+
+class Arm:
+    """A model in training under DistributedDataParallel: plain, or weighed in one of the ways."""
+
+    def __init__(self, way: str, case: Case, rank: int) -> None:
+        torch.manual_seed(0)
+        below = [nn.Linear(FEATURES, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU()]
+        below += [nn.Linear(WIDTH, case.inputs), nn.ReLU()]
+        self.model = DistributedDataParallel(
+            nn.Sequential(*below, nn.Linear(case.inputs, case.outputs))
+        )
+        self.params = sum(p.numel() for p in self.model.parameters())
+        parameters = self.model.parameters()
+        self.optimizer: torch.optim.Optimizer
+        if case.optimizer == "sgd":
+            self.optimizer = torch.optim.SGD(parameters, lr=1e-3, momentum=0.9, weight_decay=5e-4)
+        else:
+            self.optimizer = torch.optim.AdamW(parameters, lr=1e-4, weight_decay=0.01)
+        generator = torch.Generator().manual_seed(rank)
+        self.inputs = torch.randn(BATCHES, case.own, FEATURES, generator=generator)
+        self.labels = torch.randint(case.outputs, (BATCHES, case.own), generator=generator)
+        self.steps = 0
+        self.way, self.reducer = way, None
+        if way != "plain":
+            scope = "local" if way == "local" else "global"
+            self.reducer = primum.attach(self.model, self.optimizer, scope=scope)
+
+    def step(self) -> None:
+        """One training step, to the end of the slowest rank's."""
+        primum.weigher.choose_way = lambda *_, **__: self.way  # instead of the cheaper one
+        inputs, labels = self.inputs[self.steps % BATCHES], self.labels[self.steps % BATCHES]
+        self.steps += 1
+        self.optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(self.model(inputs), labels)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        dist.barrier()
+
+    def sent(self) -> int:
+        """Payload so far."""
+        ranks = None if self.reducer is None else self.reducer._scope.ranks()
+        return 0 if ranks is None else ranks.bytes
+
+    def held(self) -> int:
+        """Bytes that the library holds at most while it weighs, over what is there before."""
+        if self.reducer is None:
+            self.step()
+            return 0
+        weigh, peaks = self.reducer._weigh, []
+
+        class Watched:
+            def __call__(self, arrival: Any) -> Any:
+                found: list[Any] = []
+                peaks.append(peak_memory(lambda: found.append(weigh(arrival))))
+                return found[0]
+
+            def __getattr__(self, name: str) -> Any:
+                return getattr(weigh, name)
+
+        self.reducer._weigh = Watched()  # type: ignore[assignment]
+        self.step()
+        self.reducer._weigh = weigh
+        return peaks[0]
+
+    def bytes(self) -> tuple[int, int | None]:
+        """Of one step: payload, and what this process writes into its sockets, if that is known."""
+        before, written = self.sent(), written_so_far()
+        self.step()
+        now = written_so_far()
+        wire = None if written is None or now is None else now - written
+        return self.sent() - before, wire
+
+    def check(self) -> None:
+        if self.reducer is not None:
+            report = self.reducer.last
+            assert report is not None
+            assert report.applied, report.reason
+            assert report.fallbacks == 0
+
+
+def written_so_far() -> int | None:
+    """Bytes that this process has written, by the kernel's count; in a step only sockets are."""
+    try:
+        lines = Path("/proc/self/io").read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) for line in lines if line.startswith("wchar:")), None)
+
+
+def rounds(seconds: float, most: int, taken: float) -> int:
+    """How many rounds of `taken` seconds `seconds` allow: the first rank decides."""
+    count = torch.tensor(max(LEAST, min(most, int(seconds / taken))))
+    dist.broadcast(count, src=0)
+    return int(count)
+
+
+def measure(case: Case, seconds: float, most: int, rank: int) -> dict[str, Any]:
+    """One case: of every arm its times and bytes."""
+    ways = WAYS if case.ranks > 1 else WAYS[:1]
+    arms = [Arm(way, case, rank) for way in ("plain", *ways)]
+    for arm in arms:
+        arm.step()  # without optimizer state yet
+    found: dict[str, Any] = {arm.way: {"held": arm.held()} for arm in arms}
+    begin = perf_counter()
+    for arm in arms:
+        found[arm.way]["payload"], found[arm.way]["wire"] = arm.bytes()
+    count = rounds(seconds, most, perf_counter() - begin)
+    times = take_turns([arm.step for arm in arms], 0, most=count, least=count)
+    for arm, own in zip(arms, times, strict=True):
+        arm.check()
+        found[arm.way]["seconds"] = own
+    return {"case": asdict(case), "params": arms[0].params, "arms": found}
+
+
+def main(folder: Path, rank: int, ranks: int) -> None:
+    torch.set_num_threads(1)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder / f'rendezvous-{ranks}'}",
+        rank=rank,
+        world_size=ranks,
+        timeout=timedelta(seconds=120),
+    )
+    settings = json.loads((folder / "settings.json").read_text())
+    cases = [Case(**own, ranks=ranks) for own in settings["cases"]]
+    results = []
+    bar = tqdm(cases, desc=f"ranks: {ranks}", unit="case", disable=rank > 0, dynamic_ncols=True)
+    for case in bar:
+        bar.set_postfix_str(f"{case.optimizer} {case.head} B={case.batch}")
+        results.append(measure(case, settings["seconds"], settings["repeats"], rank))
+    if rank == 0:
+        (folder / f"results-{ranks}.json").write_text(json.dumps(results))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

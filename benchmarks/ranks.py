@@ -1,0 +1,275 @@
+"""What several ranks cost: bytes and time of a training step, by the way that primum takes.
+
+Models train under DistributedDataParallel on the CPU, with gloo, over 1, 2 and 4 processes of one
+thread each: plain, with `scope="local"`, and with `scope="global"` by gathering and by summing.
+They take turns, one step each, in changing order; ratios are of medians, with 95% bootstrap
+intervals over the rounds.
+
+- Bytes: what `Ranks.bytes` counts, against a formula that must give the same number; and what the
+  first rank's process wrote into its sockets, over plain training, against a ring's traffic. The
+  difference is gloo's own framing: at most 576 bytes for every collective and other rank.
+- Time: wall time until the slowest rank has stepped. More processes than cores share the cores, so
+  over 4 processes on 2 cores all computing takes twice as long as it would on 4.
+- Memory: bytes that torch's allocator holds at most while primum weighs, over what was held before.
+
+    python benchmarks/ranks.py                          # ten minutes on two busy cores
+    python benchmarks/ranks.py --quick                  # seconds
+    python benchmarks/ranks.py --tables docs/scale.md   # bring the tables of the page up to date
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from _common import (
+    RESULTS,
+    describe,
+    environment,
+    finish,
+    markdown_table,
+    median,
+    positive,
+    ratio_of_medians,
+    text_table,
+    use_threads,
+    write_json,
+    write_text,
+)
+from _scale import WAYS, Case, auto, chosen, memory, sent
+from _scale_tables import regret, tables
+
+CHILD = Path(__file__).resolve().parent / "_rank.py"
+FULL: dict[str, Any] = {
+    "sizes": [
+        *((64, 10, batch) for batch in (128, 512, 2048)),
+        *((384, 100, batch) for batch in (128, 512, 2048)),
+        *((768, 1000, batch) for batch in (128, 512)),  # 2048 would take minutes by itself
+    ],
+    "processes": [1, 2, 4],
+    "seconds": 2.0,
+    "repeats": 30,
+}
+QUICK: dict[str, Any] = {
+    "sizes": [(8, 3, 16)],
+    "processes": [1, 2],
+    "seconds": 0.2,
+    "repeats": 3,
+}
+HEADER = [
+    "optimizer",
+    "head",
+    "batch",
+    "ranks",
+    "way",
+    "plain ms",
+    "with ms",
+    "ratio",
+    "95% interval",
+    "payload B",
+    "formula",
+    "on the wire B",
+    "ring",
+    "held KiB",
+    "model",
+    "chosen",
+    "auto",
+    "pairs",
+]
+
+
+def launch(ranks: int, folder: Path) -> list[dict[str, Any]]:
+    """All cases over that many processes. Progress goes to stderr."""
+    logs = [folder / f"errors-{ranks}-{rank}.txt" for rank in range(1, ranks)]
+    children: list[subprocess.Popen[bytes]] = []
+    try:
+        for rank in range(ranks):
+            command = [sys.executable, str(CHILD), str(folder), str(rank), str(ranks)]
+            if rank == 0:
+                children.append(subprocess.Popen(command))
+            else:
+                with logs[rank - 1].open("wb") as log:
+                    children.append(subprocess.Popen(command, stderr=log))
+        codes = [child.wait() for child in children]
+    finally:
+        for child in children:
+            if child.poll() is None:
+                child.kill()
+                child.wait()
+    if any(codes):
+        told = "\n".join(log.read_text()[-2000:] for log in logs)
+        raise RuntimeError(f"{ranks} processes ended with {codes}\n{told}")
+    found: list[dict[str, Any]] = json.loads((folder / f"results-{ranks}.json").read_text())
+    return found
+
+
+def rows_of(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """One case: a row for each way."""
+    case, arms = Case(**result["case"]), result["arms"]
+    plain, rows = arms["plain"], []
+    for way in WAYS:
+        if way not in arms:
+            continue
+        own = arms[way]
+        ratio, low, high = ratio_of_medians(own["seconds"], plain["seconds"])
+        expected = sent(way, case)
+        known = own["wire"] is not None and plain["wire"] is not None
+        rows.append(
+            asdict(case)
+            | {
+                "way": way,
+                "params": result["params"],
+                "pairs": len(own["seconds"]),
+                "plain_ms": 1e3 * median(plain["seconds"]),
+                "with_ms": 1e3 * median(own["seconds"]),
+                "ratio": ratio,
+                "ratio_low": low,
+                "ratio_high": high,
+                "payload": own["payload"],
+                "payload_formula": expected.payload,
+                "wire": own["wire"] - plain["wire"] if known else None,
+                "wire_plain": plain["wire"],
+                "wire_formula": expected.wire,
+                "collectives": expected.collectives,
+                "held": own["held"],
+                "held_model": memory(way, case),
+                "chosen": chosen(case) if case.ranks > 1 else "local",
+                "auto": auto(case, result["params"]) if case.ranks > 1 else "local",
+            }
+        )
+    return rows
+
+
+def cells(row: dict[str, Any]) -> list[str]:
+    return [
+        row["optimizer"],
+        f"{row['inputs']}x{row['outputs']}",
+        str(row["batch"]),
+        str(row["ranks"]),
+        row["way"],
+        f"{row['plain_ms']:.1f}",
+        f"{row['with_ms']:.1f}",
+        f"{row['ratio']:.2f}",
+        f"{row['ratio_low']:.2f} to {row['ratio_high']:.2f}",
+        str(row["payload"]),
+        str(row["payload_formula"]),
+        "unknown" if row["wire"] is None else f"{row['wire']:.0f}",
+        f"{row['wire_formula']:.0f}",
+        f"{row['held'] / 2**10:.0f}",
+        f"{row['held_model'] / 2**10:.0f}",
+        "yes" if row["chosen"] == row["way"] else "no",
+        "alone" if row["auto"] == "local" else row["auto"],
+        str(row["pairs"]),
+    ]
+
+
+def verdicts(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """What the table says, in a line each."""
+    wrong = [row for row in rows if row["payload"] != row["payload_formula"]]
+    lines = [f"Payload: {len(rows) - len(wrong)} of {len(rows)} rows are what the formula says."]
+    several = [row for row in rows if row["collectives"]]
+    framing = [
+        (row["wire"] - row["wire_formula"]) / row["collectives"] / (row["ranks"] - 1)
+        for row in several
+        if row["wire"] is not None
+    ]
+    if framing:
+        lines.append(
+            f"On the wire, over the formula: {min(framing):.0f} to {max(framing):.0f} bytes for "
+            "every collective and other rank."
+        )
+    held = [row["held"] / row["held_model"] for row in rows]
+    lines.append(f"Memory held, of the model's: {min(held):.2f} to {max(held):.2f}.")
+    regrets = regret(rows)
+    if regrets:
+        best = sum(each <= 1 for each in regrets)
+        lines.append(
+            f"The way chosen was the faster one in {best} of {len(regrets)} cases; its step took "
+            f"{median(regrets):.2f} (median) and at most {max(regrets):.2f} times the faster one's."
+        )
+    return lines
+
+
+def update(page: Path, made: dict[str, str]) -> str:
+    """The page's text with its tables as they are made now."""
+    text = page.read_text(encoding="utf-8")
+    for name, table in made.items():
+        mark, end = f"<!-- table: {name} -->\n", "<!-- end -->"
+        if text.count(mark) != 1:
+            raise SystemExit(f"{page} has {text.count(mark)} places for the table {name!r}, not 1")
+        before, rest = text.split(mark)
+        text = f"{before}{mark}\n{table}\n\n{end}{rest.partition(end)[2]}"
+    return text
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    made = argparse.ArgumentParser(
+        prog="ranks.py", description="Bytes, time and memory of a step over several ranks."
+    )
+    add = made.add_argument
+    add("--processes", nargs="+", type=positive, metavar="N", help="default: 1 2 4")
+    add("--seconds", type=float, help="time budget of one case's rounds (default: 2)")
+    add("--repeats", type=positive, help="most rounds of a case (default: 30)")
+    add("--out", type=Path, default=RESULTS / "ranks.json", help="JSON; the .md goes beside it")
+    add("--quick", action="store_true", help="one small case over 1 and 2 processes")
+    add("--tables", type=Path, metavar="PAGE", help="measure nothing: write the tables into PAGE")
+    made.set_defaults(**FULL)
+    options = made.parse_args(argv)
+    if options.quick:
+        made.set_defaults(**QUICK)
+        options = made.parse_args(argv)
+    return options
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = parse(argv)
+    if options.tables is not None:
+        content = json.loads(options.out.read_text())
+        write_text(options.tables, update(options.tables, tables(content)))
+        return 0
+    begin = perf_counter()
+    cases = [
+        {"inputs": inputs, "outputs": outputs, "batch": batch, "optimizer": optimizer}
+        for inputs, outputs, batch in options.sizes
+        for optimizer in ("sgd", "adamw")
+    ]
+    rows: list[dict[str, Any]] = []
+    with use_threads(1):
+        record = environment("ranks.py", argv) | {"clock": "wall time"}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        settings = {"cases": cases, "seconds": options.seconds, "repeats": options.repeats}
+        (folder / "settings.json").write_text(json.dumps(settings))
+        for ranks in options.processes:
+            rows += [row for result in launch(ranks, folder) for row in rows_of(result)]
+            finish(record, perf_counter() - begin)
+            write(options.out, record, rows)
+    print(text_table(HEADER, [cells(row) for row in rows]), end="\n\n")
+    print(*verdicts(rows), describe(record), sep="\n")
+    print(f"Written: {os.path.relpath(options.out)} and its .md")
+    return 0
+
+
+def write(path: Path, record: dict[str, Any], rows: Sequence[dict[str, Any]]) -> None:
+    """JSON at `path`, the table as Markdown beside it. After every number of processes."""
+    write_json(path, {"environment": record, "verdicts": verdicts(rows), "results": list(rows)})
+    table = markdown_table(HEADER, [cells(row) for row in rows])
+    notes = "\n".join(f"- {line}" for line in verdicts(rows))
+    setting = (
+        "Processes of one thread each share the cores: with more processes than cores, computing "
+        "takes longer than it would with a core for each."
+    )
+    write_text(path.with_suffix(".md"), f"{table}\n\n{notes}\n- {setting}\n\n{describe(record)}.\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

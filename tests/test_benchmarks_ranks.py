@@ -1,0 +1,126 @@
+"""The benchmark of several ranks runs, and the page on scale says what the library computes now."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch.distributed as dist
+from torch import nn, optim
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+import primum
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "scale.md"
+RESULTS = ROOT / "benchmarks" / "results" / "ranks.json"
+OWN = ("_common", "_scale", "_scale_tables", "overhead", "ranks")
+
+Load = Callable[[str], ModuleType]
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
+    """Import a benchmark as its own directory sees it, as `python benchmarks/...` would."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    yield importlib.import_module
+    for name in OWN:
+        sys.modules.pop(name, None)
+
+
+def test_ranks(load: Load, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "ranks.json"
+    arguments = ["--quick", "--processes", "2", "--out", str(out)]
+    assert load("ranks").main(arguments) == 0
+    content = json.loads(out.read_text())
+    rows = content["results"]
+    assert [(row["optimizer"], row["way"]) for row in rows] == [
+        (optimizer, way) for optimizer in ("sgd", "adamw") for way in ("local", "gather", "sum")
+    ]
+    for row in rows:
+        assert row["payload"] == row["payload_formula"]
+        assert (row["payload"] > 0) == (row["way"] != "local")
+        assert row["ratio_low"] <= row["ratio"] <= row["ratio_high"]
+        assert 0.5 < row["held"] / row["held_model"] < 2
+    assert str(tmp_path) not in json.dumps(content["environment"] | {"command": ""})
+    assert "Payload: 6 of 6 rows" in capsys.readouterr().out
+    assert "Payload: 6 of 6 rows" in out.with_suffix(".md").read_text()
+
+
+def test_tables_go_into_a_page(load: Load, tmp_path: Path) -> None:
+    page = page_with_places(tmp_path)
+    assert "4,096 x 128,000 |" not in page.read_text()
+    assert load("ranks").main(["--tables", str(page)]) == 0
+    assert page.read_text() == PAGE.read_text()
+
+
+def page_with_places(folder: Path) -> Path:
+    """The page without the contents of its tables."""
+    place = re.compile(r"(<!-- table: \S+ -->\n).*?(<!-- end -->)", re.DOTALL)
+    bare = place.sub(r"\1\2", PAGE.read_text())
+    (folder / "page.md").write_text(bare)
+    return folder / "page.md"
+
+
+def test_the_page_has_the_tables_of_today(load: Load) -> None:
+    """Otherwise: python benchmarks/ranks.py --tables docs/scale.md"""
+    made = load("_scale_tables").tables(json.loads(RESULTS.read_text()))
+    assert load("ranks").update(PAGE, made) == PAGE.read_text()
+    assert len(re.findall("<!-- table: ", PAGE.read_text())) == len(made)
+
+
+def test_a_missing_place_is_an_error(load: Load, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("no places here")
+    with pytest.raises(SystemExit, match="0 places for the table 'bytes'"):
+        load("ranks").update(page, {"bytes": "|"})
+
+
+def test_measured_bytes_are_those_of_the_formula() -> None:
+    """In the results that the page shows, but for gloo's framing of every collective."""
+    rows = json.loads(RESULTS.read_text())["results"]
+    assert {row["ranks"] for row in rows} == {1, 2, 4}
+    for row in rows:
+        assert row["payload"] == row["payload_formula"]
+        if row["wire"] is not None:
+            framing = row["wire"] - row["wire_formula"]
+            assert 0 <= framing <= 576 * row["collectives"] * (row["ranks"] - 1)
+
+
+def test_formulas_follow_the_librarys_own_traffic(load: Load) -> None:
+    """It leaves out what is small, and counts one product more than there are."""
+    scale = load("_scale")
+    case = scale.Case(768, 1000, 8192, ranks=16)
+    for way, tolerance in (("gather", 1e-3), ("sum", 0.06)):
+        assert scale.sent(way, case).wire == pytest.approx(
+            scale.library_traffic(way, case), rel=tolerance
+        )
+
+
+def test_dearer_collectives_favour_gathering(load: Load) -> None:
+    scale = load("_scale")
+    case = scale.Case(64, 10, 4096, ranks=8)
+    assert scale.chosen(case) == scale.chosen_at(case, 30, 50_000_000)
+    assert scale.chosen_at(case, 0, 1e12) == "gather"
+    assert scale.chosen_at(case, 1e12, 0) == "sum"
+
+
+def test_refusal_of_sharded_heads_is_quoted(tmp_path: Path) -> None:
+    store = f"file://{tmp_path / 'store'}"
+    dist.init_process_group("gloo", store, rank=0, world_size=1)
+    try:
+        model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+        fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+        with pytest.raises(ValueError, match="sharded") as refused:
+            primum.attach(model, optim.SGD(model.parameters(), lr=0.1))
+    finally:
+        dist.destroy_process_group()
+    quoted = " ".join(re.sub(r"^> ?", "", PAGE.read_text(), flags=re.MULTILINE).split())
+    assert str(refused.value) in quoted
