@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -242,13 +243,15 @@ class TestTokens:
             primum.attach(model, optimizer, per=per)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel, by /proc")
 class TestMemory:
     @pytest.mark.parametrize("kind", ["SGD", "AdamW"])
     def test_language_model_head(self, kind: str) -> None:
-        """32,000 words, bfloat16 logits: at most a few percent above plain training, at the peak.
+        """32,000 words: at the peak, no more than plain training.
 
-        Measured in processes of their own, by the kernel.
+        Measured by the kernel, in processes of their own that give memory back at once.
         """
+        frugal = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
         peaks = []
         for arm in ("plain", "primum"):
             run = subprocess.run(
@@ -256,8 +259,9 @@ class TestMemory:
                 capture_output=True,
                 text=True,
                 check=True,
+                env=os.environ | frugal,
             )
             start, peak = map(int, run.stdout.split())
             peaks.append(peak - start)
         assert peaks[0] > 200 << 10  # KiB: the logits are there
-        assert peaks[1] <= 1.05 * peaks[0], peaks
+        assert peaks[1] <= 1.02 * peaks[0], peaks

@@ -20,7 +20,7 @@ def test_quick_demo_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert main(["demo", "--quick", "--out", str(out)]) == 0
     printed = capsys.readouterr().out
     assert str(out / "report.html") in printed
-    assert (out / "report.html").read_text(encoding="utf-8").count("<svg") == 8
+    assert (out / "report.html").read_text(encoding="utf-8").count("<svg") == 10
     runs = json.loads((out / "results.json").read_text(encoding="utf-8"))["runs"]
     assert len(runs) == 2 * 2 * len(ARMS)
     assert all(arm in printed for arm in ARMS)
@@ -62,7 +62,12 @@ def test_bad_arguments_name_the_way_out(
 
 
 def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments, words in ((["--version"], primum.__version__), (["demo", "--help"], "--quick")):
+    for arguments, words in (
+        (["--version"], primum.__version__),
+        (["demo", "--help"], "--quick"),
+        (["inspect", "--help"], "--checkpoint"),
+        (["report", "--help"], "RUN"),
+    ):
         with pytest.raises(SystemExit) as exit_:
             main(arguments)
         assert exit_.value.code == 0

@@ -1,32 +1,43 @@
-"""Pictures: every arm is drawn, and nothing but the shape depends on the data."""
+"""Learning curves: every arm is drawn, and nothing but the shape depends on the data."""
 
 from __future__ import annotations
 
+import pytest
+
 from primum.experiments import figures
 from primum.experiments.arms import ARMS
+from primum.experiments.runs import RunRecord
 
-from .conftest import MakeResults
+
+def run(arm: str, seed: int, losses: list[float | None]) -> RunRecord:
+    epochs = list(range(1, len(losses) + 1))
+    accuracy = [None if loss is None else 1 - loss / 4 for loss in losses]
+    curves = {"epoch": epochs, "test_loss": losses, "test_accuracy": accuracy}
+    return RunRecord("n", arm, seed, curves=curves)
 
 
 def test_every_arm_has_a_colour_and_dashes() -> None:
     assert set(figures.COLOURS) == set(figures.DASHES) == set(ARMS)
-    assert len(set(figures.COLOURS.values())) == len(ARMS)
+    assert len(set(figures.COLOURS.values())) == len(set(figures.DASHES.values())) == len(ARMS)
 
 
-def test_curves_draw_every_arm(make_results: MakeResults) -> None:
-    svg = figures.curves(make_results().arms("cnn-sgd"), "test_loss")
-    for arm in ARMS:
-        assert figures.COLOURS[arm].lower() in svg.lower()
-        assert f">{arm}<" in svg
+def test_mean_over_seeds_and_a_band() -> None:
+    arms = {"base": [run("base", 0, [2.0, 1.0]), run("base", 1, [2.0, 2.0])]}
+    axes = figures.curves(arms, "test_loss").axes[0]
+    (line,) = axes.get_lines()
+    assert line.get_label() == "base"
+    assert line.get_ydata() == pytest.approx([2.0, 1.5])
+    assert len(axes.collections) == 1
 
 
-def test_same_data_same_picture(make_results: MakeResults) -> None:
-    arms = make_results().arms("cnn-sgd")
-    assert figures.harmed_share(arms) == figures.harmed_share(arms)
+def test_one_seed_has_no_band_and_accuracy_is_in_percent() -> None:
+    axes = figures.curves({arm: [run(arm, 0, [2.0, 1.0])] for arm in ARMS}, "test_accuracy").axes[0]
+    assert [line.get_label() for line in axes.get_lines()] == list(ARMS)
+    assert axes.get_lines()[0].get_ydata() == pytest.approx([50, 75])
+    assert not axes.collections
 
 
-def test_one_batch_is_labelled_for_readers_who_cannot_see_it(make_results: MakeResults) -> None:
-    run = make_results().arms("cnn-sgd")["primum"][0]
-    svg = figures.one_batch(run)
-    assert svg.startswith('<svg role="img" aria-label="Group-norm CNN')
-    assert "width=" not in svg.split(">", 1)[0]
+def test_missing_figures_and_shorter_runs() -> None:
+    arms = {"base": [run("base", 0, [None, 2.0, 1.0]), run("base", 1, [3.0, 2.0])]}
+    (line,) = figures.curves(arms, "test_loss").axes[0].get_lines()
+    assert line.get_xdata().tolist() == [2]

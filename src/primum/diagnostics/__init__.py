@@ -17,6 +17,7 @@ Data flows down, imports never point up:
     compare.py       all of it side by side
     record.py        what is kept of one step
     meter.py         figures over a training run, totals per sample
+    figures/         pictures of all these (needs matplotlib)
 """
 
 from primum.diagnostics.compare import Comparison, compare

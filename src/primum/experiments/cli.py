@@ -16,6 +16,8 @@ from primum.experiments.arms import ARMS
 from primum.experiments.cli_inspect import add_inspect
 from primum.experiments.cli_report import add_report
 from primum.experiments.recipes import RECIPES
+from primum.experiments.sweeps.compare import add_compare
+from primum.experiments.sweeps.reproduce.cli import add_reproduce
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,6 +41,8 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"primum {primum.__version__}")
     subcommands = parser.add_subparsers(title="commands", required=True, metavar="command")
     _add_demo(subcommands)
+    add_compare(subcommands)
+    add_reproduce(subcommands)
     add_inspect(subcommands)
     add_report(subcommands)
     return parser
@@ -77,6 +81,14 @@ def _add_demo(subcommands: argparse._SubParsersAction[Any]) -> None:
         help="runs at the same time, each on one thread; changes no result",
     )
     demo.add_argument(
+        "--ranks",
+        type=_positive,
+        default=1,
+        metavar="N",
+        help="processes that train each run together, by DistributedDataParallel with gloo, each "
+        "with its share of every batch; the results are those of one but for rounding",
+    )
+    demo.add_argument(
         "--quick",
         action="store_true",
         help="a few seconds to see that it works: 2 seeds, 2 epochs of 128 images, one process; "
@@ -100,7 +112,9 @@ def _demo(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> int
     elif arguments.epochs:
         recipes = [replace(recipe, epochs=arguments.epochs) for recipe in recipes]
     command = _command(arguments, arms)
-    results = run_demo(recipes, arms, seeds, threads=threads, turns=turns, command=command)
+    results = run_demo(
+        recipes, arms, seeds, threads=threads, turns=turns, command=command, ranks=arguments.ranks
+    )
     summaries = write_report(results, arguments.out)
     print_summary(summaries, arguments.out, results.seconds)
     return 0
@@ -114,6 +128,8 @@ def _command(arguments: argparse.Namespace, arms: Sequence[str]) -> str:
         words += ["--epochs", str(arguments.epochs)]
     if len(arms) < len(ARMS):
         words += ["--arms", *arms]
+    if arguments.ranks > 1:
+        words += ["--ranks", str(arguments.ranks)]
     return shlex.join(words)
 
 

@@ -24,7 +24,7 @@ def add_inspect(subcommands: argparse._SubParsersAction[Any]) -> None:
     )
     what = inspect.add_argument_group("what")
     what.add_argument("--model", default="cnn-small", metavar="NAME", help="%(default)s; or "
-                      "resnet20, vit-micro, ..., or your own as package.module:factory")  # fmt: skip
+                      "resnet20, vit-micro, ..., or your own: package.module:factory")  # fmt: skip
     what.add_argument("--norm", choices=("group", "batch"), help="of models with the choice")
     what.add_argument("--data", default="cifar10", metavar="NAME", help="%(default)s; or cifar100, "
                       "digits, generated, ..., or owner/name on the Hugging Face hub")  # fmt: skip

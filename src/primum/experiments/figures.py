@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from primum.diagnostics.figures.style import NAMED, canvas, looks, styled
 from primum.experiments.arms import ARMS
@@ -17,7 +19,7 @@ DASHES = {arm: NAMED[arm].dashes for arm in ARMS}
 
 
 @styled
-def curves(arms: Mapping[str, Sequence[RunRecord]], which: str) -> Figure:
+def curves(arms: Mapping[str, Sequence[RunRecord]], which: str, *, title: str = "") -> Figure:
     """A column of the runs' `curves` by epoch: `test_loss`, `train_loss` or `test_accuracy`.
 
     Runs that are cut short end the line of their arm; epochs without a figure are left out.
@@ -30,10 +32,13 @@ def curves(arms: Mapping[str, Sequence[RunRecord]], which: str) -> Figure:
         epochs = np.array([tables[0]["epoch"][place] for place in rows])
         scale = 100 if which == "test_accuracy" else 1
         bands = [interval([scale * table[which][place] for table in tables]) for place in rows]
-        axes.plot(epochs, [b.mean for b in bands], look.dashes, color=look.colour, label=arm)
+        style: Any = {"color": look.colour, "marker": look.marker, "markevery": 0.2}
+        axes.plot(epochs, [b.mean for b in bands], look.dashes, label=arm, **style)
         if len(tables) > 1:
             low, high = [b.low for b in bands], [b.high for b in bands]
             axes.fill_between(epochs, low, high, color=look.colour, alpha=0.15, linewidth=0)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_title(title)
     axes.set_xlabel("epoch")
     axes.set_ylabel(which.replace("_", " ") + (", %" if which == "test_accuracy" else ""))
     axes.legend()

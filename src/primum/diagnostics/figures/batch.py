@@ -29,8 +29,9 @@ def one_batch(
     if len(before) != len(after):
         raise ValueError(f"one change per sample, got {len(before)} and {len(after)}")
     figure, axes = canvas()
-    order = np.argsort(before, kind="stable")
-    first, second = np.asarray(before, dtype=float)[order], np.asarray(after, dtype=float)[order]
+    first, second = np.asarray(before, dtype=float), np.asarray(after, dtype=float)
+    order = np.argsort(first, kind="stable")
+    first, second = first[order], second[order]
     samples = np.arange(1, len(order) + 1)
     size = 4.0 if len(order) <= 128 else 2.5
     plain, weighted = NAMED["plain"], NAMED["head"]

@@ -46,9 +46,11 @@ def error_by_depth(measured: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figur
         below.set_xlabel("from this layer, counted from the first, to the last")
     above.set_ylim(0, 1.02)
     above.set_ylabel("relative error")
-    below.set_yscale("log")
+    if below.get_ylim()[1] > 20:
+        below.set_yscale("log")
     below.set_ylabel("best scale")
-    above.legend()
+    if any(measured):
+        above.legend()
     return figure
 
 
@@ -129,7 +131,8 @@ def first_order_truth(measured: Mapping[str, Sequence[Mapping[str, Any]]]) -> Fi
     axes.set_ylim(0, 102)
     axes.set_xlabel("learning rate, times that of the run")
     axes.set_ylabel("sign told rightly, %")
-    axes.legend()
+    if any(measured):
+        axes.legend()
     return figure
 
 

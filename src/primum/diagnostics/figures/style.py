@@ -97,6 +97,8 @@ def canvas(width: float = 5.2, height: float = 3.4) -> tuple[Figure, Axes]:
 def to_svg(figure: Figure, label: str) -> str:
     """SVG to put inside HTML: the page's ink and font, names of its own, no outside links.
 
+    The page's style may set the six colours: `--series-1` to `--series-6`.
+
     Args:
         figure: Of this package.
         label: What it shows, for readers who cannot see it; different for each picture of a page.
@@ -110,6 +112,9 @@ def to_svg(figure: Figure, label: str) -> str:
     svg = re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg)  # HTML knows the names by itself
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = svg.replace(INK, "currentColor")
+    for number, look in enumerate(LOOKS, 1):  # a dark page may set lighter ones
+        for colour in (look.colour, look.colour.lower()):
+            svg = svg.replace(f": {colour}", f": var(--series-{number}, {colour})")
     svg = re.sub(r"font: ([^;\"]*?[\d.]+px) [^;\"]*", r"font: \1 system-ui, sans-serif", svg)
     own = re.sub(r"\W+", "-", label)  # several pictures share the page
     svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{own}-", svg)

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from primum.diagnostics.figures.style import Look, canvas, looks, styled
+from primum.diagnostics.figures.style import canvas, looks, styled
 
 Table = Mapping[str, Sequence[Any]]
 Tables = Mapping[str, Sequence[Table]]
@@ -21,7 +21,7 @@ SMALLEST_GAP = 1e-7  # rounding; nothing below can be told apart
 
 
 @styled
-def harmed_share(runs: Tables) -> Figure:
+def harmed_share(runs: Tables, *, by: str = "step", title: str = "") -> Figure:
     """Share of each batch whose loss the step raises: plain (full line), with weights (dotted).
 
     The second line is drawn where weights were applied, or where no table says whether they were.
@@ -30,15 +30,25 @@ def harmed_share(runs: Tables) -> Figure:
         runs: By name, the tables of one or more seeds: `step`, `harmed_before`, `harmed_after`.
             Lines are means over seeds and stretches of steps, bands reach from the lowest seed to
             the highest.
+        by: The column along the lower axis.
+        title: Above the picture.
     """
     figure, axes = canvas()
     for name, look in looks(list(runs)).items():
         tables = runs[name]
-        _line(axes, tables, "harmed_before", look._replace(dashes="-"), _label(name, "plain"))
+        lines = [("harmed_before", "-", "plain")]
         if all(any(table.get("applied", [True])) for table in tables):
-            _line(axes, tables, "harmed_after", look._replace(dashes=":"), _label(name, "weighted"))
+            lines.append(("harmed_after", ":", "weighted"))
+        for column, dashes, what in lines:
+            steps, shares = _each_seed(tables, column, by)
+            style: Any = {"color": look.colour, "marker": look.marker, "markevery": 0.15}
+            axes.plot(steps, shares.mean(0), dashes, label=_label(name, what), **style)
+            if len(shares) > 1:
+                ends = shares.min(0), shares.max(0)
+                axes.fill_between(steps, *ends, color=look.colour, alpha=0.15, linewidth=0)
     axes.set_ylim(bottom=0)
-    _finish(axes, "samples harmed, %")
+    axes.set_title(title)
+    _finish(axes, "samples harmed, %", by)
     return figure
 
 
@@ -49,6 +59,9 @@ def solver_gap(runs: Tables) -> Figure:
     Median (line) and largest (dotted) of each stretch of steps and all seeds.
     """
     figure, axes = canvas()
+    axes.set_yscale("log")
+    axes.set_autoscaley_on(False)  # it stumbles over gaps that are all alike
+    seen: list[float] = []
     for name, look in looks(list(runs)).items():
         steps, parts = _stretches(runs[name], "gap")
         gaps = [np.maximum(part, SMALLEST_GAP) for part in parts]
@@ -56,7 +69,8 @@ def solver_gap(runs: Tables) -> Figure:
         largest = [100 * float(gap.max()) for gap in gaps]
         axes.plot(steps, middle, "-", color=look.colour, label=_label(name, "median"))
         axes.plot(steps, largest, ":", color=look.colour, label=_label(name, "largest"))
-    axes.set_yscale("log")
+        seen += middle + largest
+    axes.set_ylim(min(seen) / 2, 2 * max(seen))
     _finish(axes, "certified gap, % of the harm")
     return figure
 
@@ -81,33 +95,29 @@ def weight_bands(tables: Sequence[Table], name: str = "primum") -> Figure:
     steps, parts = _stretches(tables, "mean_extra_weight")
     means = [part.mean() for part in parts]
     axes.plot(steps, means, "-", color="#009E73", linewidth=1.8, label="mean")
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.35 * max(0.01, lines[-1].max()))  # room for the legend
     _finish(axes, "extra weight")
     return figure
 
 
-def _line(axes: Axes, tables: Sequence[Table], column: str, look: Look, label: str) -> None:
+def _each_seed(tables: Sequence[Table], column: str, by: str) -> tuple[Array, Array]:
+    """Middles of the stretches, and each seed's means in percent; as long as the shortest run."""
     lines = []
     for table in tables:
-        steps, parts = _stretches([table], column)
+        steps, parts = _stretches([table], column, by)
         lines.append([100 * part.mean() for part in parts])
     shortest = min(len(line) for line in lines)
-    each = np.array([line[:shortest] for line in lines])
-    steps = steps[:shortest]
-    axes.plot(steps, each.mean(0), look.dashes, color=look.colour, label=label)
-    if len(each) > 1:
-        low, high = each.min(0), each.max(0)
-        axes.fill_between(steps, low, high, color=look.colour, alpha=0.15, linewidth=0)
+    return steps[:shortest], np.array([line[:shortest] for line in lines])
 
 
-def _stretches(tables: Sequence[Table], column: str) -> tuple[Array, list[Array]]:
+def _stretches(tables: Sequence[Table], column: str, by: str = "step") -> tuple[Array, list[Array]]:
     """Middle step and all known values of each stretch; stretches without any are left out."""
     values = [
         np.array([np.nan if v is None else v for v in table[column]], dtype=float)
         for table in tables
     ]
     count = min(len(value) for value in values)
-    steps = np.array(tables[0]["step"][:count], dtype=float)
+    steps = np.array(tables[0][by][:count], dtype=float)
     places = np.array_split(np.arange(count), min(STRETCHES, count))
     middles, parts = [], []
     for place in places:
@@ -123,8 +133,8 @@ def _label(name: str, what: str) -> str:
     return f"{name}: {what}" if name else what
 
 
-def _finish(axes: Axes, ylabel: str) -> None:
+def _finish(axes: Axes, ylabel: str, by: str = "step") -> None:
     axes.set_xlim(left=0)
-    axes.set_xlabel("step")
+    axes.set_xlabel(by)
     axes.set_ylabel(ylabel)
     axes.legend()

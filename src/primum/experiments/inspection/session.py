@@ -67,6 +67,7 @@ class Inspection:
         self.losses: list[torch.Tensor] = []
         self.meter = InterferenceMeter(num_samples=len(data.train))
         self.seconds = 0.0
+        self.complete = False
         self._after_step = after_step
 
     def train(self) -> Iterator[int]:
@@ -80,7 +81,7 @@ class Inspection:
                 last = step == settings.train_steps
                 if last or step % settings.every == 0:
                     self.look(step, f"step {step}", first=batch)
-                    self.seconds = perf_counter() - begin
+                    self.seconds, self.complete = perf_counter() - begin, last
                     yield step
                 if last:
                     return
@@ -102,6 +103,7 @@ class Inspection:
             step = done if found.step is None else found.step
             self.look(step, path.name + ("" if found.with_optimizer else " (new optimizer)"))
             self.seconds = perf_counter() - begin
+            self.complete = done + 1 == len(checkpoints)
             yield done + 1
 
     def look(self, step: int, label: str, first: Batch | None = None) -> None:
@@ -126,7 +128,8 @@ class Inspection:
                     lr_factors=settings.lr_factors,
                 )
             except ValueError as error:
-                raise InspectError(f"{settings.model}: {error}; or choose --norm group") from error
+                way_out = "; or choose --norm group" if "BatchNorm" in str(error) else ""
+                raise InspectError(f"{settings.model}: {error}{way_out}") from error
             self.moments.append(found)
             self._after_step()
         loss, accuracy = evaluate(self.model, self._test(TEST_BATCH))
@@ -148,16 +151,16 @@ class Inspection:
         if table:
             table["loss"] = torch.stack(self.losses).tolist()
         final = {key: self.curves[key][-1] for key in ("test_loss", "test_accuracy") if self.curves}
-        taken = self.moments[-1].step if self.moments else 0
         return RunRecord(
             name=settings.title,
             arm="primum" if settings.reduce else "base",
             seed=settings.seed,
             settings=settings.as_dict(),
-            environment=environment(1),
+            arm_settings={"reduce": settings.reduce},
+            environment=_environment(),
             command=self.command,
             seconds=round(self.seconds, 1),
-            complete=bool(self.moments) and taken >= settings.train_steps,
+            complete=self.complete,
             curves=self.curves,
             steps=table,
             final=dict(final),
@@ -174,3 +177,9 @@ class Inspection:
             self.data.test, self.data, batch_size=batch_size, shuffle=False, drop_last=False
         )
         return test.epoch(0)
+
+
+def _environment() -> dict[str, str]:
+    found = environment(1)
+    del found["runs at a time, one thread each"]
+    return found | {"threads": str(torch.get_num_threads())}

@@ -108,9 +108,9 @@ class InspectSettings:
         return constant(optimizer)
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain values without folders of this machine and without the seed."""
+        """Plain values that arms and seeds share, without folders of this machine."""
         found = asdict(self)
         data = found.pop("data")
         kept = {k: v for k, v in data.items() if v is not None and not k.endswith("_dir")}
-        del found["seed"]
+        del found["seed"], found["reduce"]
         return found | {"data": kept, "lr": self.rate, "weight_decay": self.decay}

@@ -53,8 +53,8 @@ class Group:
 
     @property
     def focus(self) -> str | None:
-        """The arm to judge: primum, or else the first that is not base."""
-        others = [arm for arm in self.arms if arm != "base"]
+        """The arm to judge: primum, or else the first that is not base; none if it is alone."""
+        others = [arm for arm in self.arms if arm != "base"] if len(self.arms) > 1 else []
         return "primum" if "primum" in others else next(iter(others), None)
 
 
@@ -139,6 +139,16 @@ def against_others(group: Group) -> list[Against]:
                 loss=_difference(*pair, lambda run: run.final.get("test_loss")),
             )
         )
+    return found
+
+
+def moments_by_label(group: Group) -> dict[str, list[dict[str, Any]]]:
+    """All looks of a group's first arm, by what was looked at."""
+    runs = next(iter(group.arms.values()))
+    found: dict[str, list[dict[str, Any]]] = {}
+    for run in runs:
+        for moment in run.moments:
+            found.setdefault(moment["label"], []).append(moment)
     return found
 
 

@@ -15,11 +15,11 @@ from primum.experiments.report.groups import (
     columns,
     finished,
     group_runs,
+    moments_by_label,
     over_seeds,
 )
 from primum.experiments.report.pictures import (
     batch_picture,
-    moments_by_label,
     network_pictures,
     protected_picture,
     training_pictures,
@@ -64,11 +64,12 @@ def render_runs(
         notes: Paragraphs below the settings.
     """
     groups = group_runs(records)
+    rule = parts.paragraph(RULE, "note") if any(group.focus for group in groups) else ""
     told = "".join(_verdict(group, verdicts or {}) for group in groups)
     body = [
         f"<h1>{escape(title)}</h1>",
         *(parts.paragraph(text, "soft") for text in introduction),
-        f'<section class="verdict"><h2>Verdict</h2>{told}{parts.paragraph(RULE, "note")}</section>',
+        f'<section class="verdict"><h2>Verdict</h2>{told}{rule}</section>',
         parts.definitions(arms) if arms else "",
         parts.paragraph(READING, "note"),
         *(_section(group) for group in groups),

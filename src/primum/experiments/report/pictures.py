@@ -11,7 +11,7 @@ from matplotlib.image import imread
 
 from primum.diagnostics import figures
 from primum.experiments.figures import curves
-from primum.experiments.report.groups import Group
+from primum.experiments.report.groups import Group, moments_by_label
 from primum.experiments.report.parts import Picture
 from primum.experiments.runs import RunRecord
 
@@ -147,16 +147,6 @@ def protected_picture(group: Group) -> Iterator[Picture]:
         f"The samples with most extra weight, {run.arm}, seed {run.seed}: label, how often a plain "
         "step would have harmed it of the times it was seen, and the sum of its extra weights.",
     )
-
-
-def moments_by_label(group: Group) -> dict[str, list[dict[str, Any]]]:
-    """All looks of a group's first arm, by what was looked at."""
-    runs = next(iter(group.arms.values()))
-    found: dict[str, list[dict[str, Any]]] = {}
-    for run in runs:
-        for moment in run.moments:
-            found.setdefault(moment["label"], []).append(moment)
-    return found
 
 
 def _ends(looked: Looked, count: int) -> dict[str, Sequence[dict[str, Any]]]:

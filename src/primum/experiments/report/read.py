@@ -106,5 +106,5 @@ def _demo_run(
             "test_loss": run["test_loss"][-1],
             "ms_per_step": times.get((name, arm, seed)),
         },
-        batch=dict(run["batch"]),
+        batch={key: list(v) if key != "step" else v for key, v in run["batch"].items()},
     )

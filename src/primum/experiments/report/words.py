@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import fmean
+
 from primum.experiments.report.groups import (
     Against,
     Group,
@@ -9,6 +11,7 @@ from primum.experiments.report.groups import (
     finished,
     harmed_before,
     harmed_taken,
+    moments_by_label,
     over_seeds,
 )
 from primum.experiments.statistics import Difference
@@ -24,7 +27,9 @@ def headline(group: Group) -> str:
     """One sentence: the arm in focus against base, on the last epoch's test figures."""
     focus = group.focus
     if focus is None:
-        return f"Only {next(iter(group.arms))} was run; there is nothing to compare."
+        told = whole_network(group)
+        only = f"Only {next(iter(group.arms))} was run; there is nothing to compare."
+        return told or only
     found = {each.other: each for each in against_others(group)}
     if "base" not in found:
         return "There is no finished run of base with the same seed; nothing can be compared."
@@ -39,6 +44,28 @@ def headline(group: Group) -> str:
     return f"{_against(base, 'base')} {_controls(found)}".strip()
 
 
+def whole_network(group: Group) -> str:
+    """What the last look at the whole network says; empty if there was none."""
+    looked = moments_by_label(group)
+    if not looked:
+        return ""
+    label, moments = list(looked.items())[-1]
+
+    def mean(column: str, weighting: str) -> str:
+        place = moments[0]["table"]["weights"].index(weighting)
+        values = [moment["table"][column][place] for moment in moments]
+        known = [value for value in values if value is not None and value == value]
+        return f"{100 * fmean(known):.0f}%" if known else "an unknown share"
+
+    return (
+        f"At {label} the coming step raises the loss of {mean('harmed_real', 'plain')} of its own "
+        f"batch ({mean('harmed', 'plain')} to first order, which has the sign right for "
+        f"{mean('sign_right', 'plain')}). Of the whole network's harm the head's weights would "
+        f"remove {mean('reor', 'head')}, the same weights shuffled {mean('reor', 'permuted')}, "
+        f"those of the whole network's problem {mean('reor', 'network')}."
+    )
+
+
 def details(group: Group) -> list[str]:
     """The sentences under the headline: controls, harm, what is missing."""
     sentences = [
@@ -47,6 +74,8 @@ def details(group: Group) -> list[str]:
         if each.other != "base" and each.seeds > 1 and _figures(each)
     ]
     for arm, runs in group.arms.items():
+        if arm not in ("base", group.focus) and len(group.arms) > 1:
+            continue
         before, taken = over_seeds(runs, harmed_before), over_seeds(runs, harmed_taken)
         if before is not None and taken is not None:
             own = "" if taken == before else f"; with the weights {arm} gave, {taken.mean:.0f}%"

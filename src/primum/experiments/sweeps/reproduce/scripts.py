@@ -1,0 +1,98 @@
+"""Figure 2 and Tables 3 and 4, by the scripts in `benchmarks`, which a checkout has."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from primum.experiments.sweeps.job import Place
+from primum.experiments.sweeps.reproduce.findings import Finding, Scale, judge
+from primum.experiments.sweeps.sweep import SweepError
+
+MOST = 50  # iterations of the paper's solver
+SUBSTANTIAL = 0.25  # of the harm removed, to count as a substantial reduction
+SMALL_HEADS = {"sgd": ("64x10x128", "64x100x128", "64x100x512"), "adamw": ("384x10x128",)}
+
+
+def run_gram(scale: Scale, place: Place, optimizer: str) -> list[Finding]:
+    """Tables 3 (SGD) and 4 (AdamW): time and memory of the Gram matrix."""
+    options = ["--optimizer", optimizer]
+    if scale == "small":
+        options += ["--seconds", "2", "--gain-steps", "100"]
+    elif scale == "smoke":
+        options += ["--sizes", *SMALL_HEADS[optimizer], "--seconds", "0.2", "--gain-steps", "2"]
+        options += ["--repeats", "3", "--gain-batch", "16"]
+    content = run_script("gram.py", options, place, f"gram-{optimizer}-{scale}")
+    return [judge_size(row, scale) for row in content["sizes"]]
+
+
+def judge_size(row: dict[str, Any], scale: Scale) -> Finding:
+    """Whether the factorised matrix is quicker than the explicit one where the paper's is."""
+    label = f"{row['optimizer']}, {row['inputs']}x{row['outputs']}, B={row['batch']}"
+    explicit, factorised = row["paper_explicit"], row["paper_factorised"]
+    if factorised is None:
+        return Finding(label, "not in the paper", "–", "not judged")
+    paper = (
+        f"{explicit[0]:g} -> {factorised[0]:g} ms"
+        if explicit
+        else f"out of memory -> {factorised[0]:g} ms"
+    )
+    mine = row["ms"].get("explicit"), row["ms"].get("factorised")
+    ours = f"{_ms(mine[0])} -> {_ms(mine[1])} ms; primum {_ms(row['ms'].get('primum'))} ms"
+    if None in mine or explicit is None:
+        return Finding(label, paper, ours, "not run", "the explicit matrix is too large")
+    same = (mine[1] < mine[0]) == (factorised[0] < explicit[0])
+    return Finding(label, paper, ours, judge(same, scale))
+
+
+def run_solver(scale: Scale, place: Place) -> list[Finding]:
+    """Figure 2: how much the paper's solver removes, and in how many iterations."""
+    options: list[str] = []
+    if scale == "smoke":
+        options = ["--batches", "16", "--steps", "6", "--problems", "2", "--seconds", "0.02"]
+    elif place.data_dir is not None:
+        folder = Path(place.data_dir)
+        own = folder / "cifar10"
+        options = ["--dataset", "cifar10", "--data-dir", str(own if own.is_dir() else folder)]
+    content = run_script("solvers.py", options, place, f"solvers-{scale}")
+    return [judge_solver(group, scale) for group in content["groups"]]
+
+
+def judge_solver(group: dict[str, Any], scale: Scale) -> Finding:
+    """Substantial reductions, and fewer iterations than allowed on nine problems of ten."""
+    solved = [problem["arms"][f"paper {MOST}"] for problem in group["problems"]]
+    removed = fmean(each["removed"] for each in solved)
+    early = fmean(each["iterations"] < MOST for each in solved)
+    return Finding(
+        f"{group['optimizer']}, B={group['batch']}: harm removed; stops before {MOST} iterations",
+        "substantial; consistently",
+        f"{100 * removed:.0f}%; on {100 * early:.0f}% of {len(solved)} problems",
+        judge(removed >= SUBSTANTIAL and early >= 0.9, scale),
+    )
+
+
+def run_script(name: str, options: list[str], place: Place, result: str) -> dict[str, Any]:
+    """The JSON that a script of `benchmarks` writes."""
+    folder = Path(__file__).resolve().parents[5] / "benchmarks"
+    script = folder / name
+    if not script.is_file():
+        raise SweepError(
+            f"this part runs benchmarks/{name}, which is not installed with the package; "
+            "use a checkout of the repository"
+        )
+    out = place.store.folder / f"{result}.json"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    words = [sys.executable, str(script), *options, "--out", str(out)]
+    done = subprocess.run(words, cwd=folder, stdout=subprocess.DEVNULL, check=False)
+    if done.returncode != 0:
+        raise SweepError(f"benchmarks/{name} failed with exit code {done.returncode}")
+    content: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+    return content
+
+
+def _ms(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3g}"

@@ -1,0 +1,199 @@
+"""From the runs of a sweep to one table per setting: last epochs, tests against base, time."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean
+from typing import Any
+
+from primum.experiments.report.groups import Group, group_runs, harmed_before, harmed_taken
+from primum.experiments.runs import RunRecord, without_nan
+from primum.experiments.statistics import (
+    Difference,
+    Interval,
+    difference,
+    holm,
+    interval,
+    smallest_effect,
+)
+
+Figure = Callable[[RunRecord], "float | None"]
+
+
+@dataclass(frozen=True)
+class AgainstBase:
+    """An arm against base in one figure, over the seeds both have.
+
+    Attributes:
+        change: Arm minus base; Welch's test is the main one, the paired test the second.
+        adjusted_p: Welch's p-value after Holm's correction over all arms of the table.
+        smallest: The true difference so many seeds would have shown four times out of five.
+    """
+
+    change: Difference
+    adjusted_p: float
+    smallest: float
+
+    @property
+    def verdict(self) -> str:
+        """In a word or two; `seen` needs the corrected main test."""
+        if math.isnan(self.adjusted_p):
+            return "one seed"
+        if self.adjusted_p >= 0.05:
+            return "not seen"
+        return "higher" if self.change.welch.mean > 0 else "lower"
+
+
+@dataclass(frozen=True)
+class ArmSummary:
+    """One arm: figures of the last epoch, percentages from 0 to 100; None where unknown.
+
+    `steps_to_base` and `time_to_base`: when the test loss first was what base's is at its end, as
+    shares of base's steps and time; runs that never get there count for the whole.
+    """
+
+    arm: str
+    seeds: tuple[int, ...]
+    accuracy: Interval
+    loss: Interval | None
+    ema_accuracy: Interval | None
+    harmed_plain: Interval | None
+    harmed_taken: Interval | None
+    extra_weight: Interval | None
+    ms_per_step: Interval | None
+    time_ratio: Interval | None
+    steps_to_base: Interval | None
+    time_to_base: Interval | None
+    accuracy_test: AgainstBase | None
+    loss_test: AgainstBase | None
+
+
+@dataclass(frozen=True)
+class SettingSummary:
+    """All arms at the same settings."""
+
+    title: str
+    settings: dict[str, Any]
+    arms: tuple[ArmSummary, ...]
+
+    def arm(self, label: str) -> ArmSummary:
+        """The row of an arm."""
+        return next(each for each in self.arms if each.arm == label)
+
+
+def summarise(records: Sequence[RunRecord]) -> list[SettingSummary]:
+    """One summary per setting, in the order of the records."""
+    return [_summarise(group) for group in group_runs(records)]
+
+
+def as_json(summaries: Sequence[SettingSummary], command: str) -> str:
+    """Everything in the summaries; what is not a number becomes null."""
+    content = {
+        "format": "primum-summary-1",
+        "command": command,
+        "settings": [asdict(each) for each in summaries],
+    }
+    return json.dumps(without_nan(content), indent=1, allow_nan=False) + "\n"
+
+
+def _summarise(group: Group) -> SettingSummary:
+    base = {run.seed: run for run in group.arms.get("base", ())}
+    labels = list(group.arms)
+    accuracy_tests = _tests(group, base, accuracy)
+    loss_tests = _tests(group, base, lambda run: run.final.get("test_loss"))
+    rows = [
+        _row(label, group.arms[label], base, accuracy_tests.get(label), loss_tests.get(label))
+        for label in labels
+    ]
+    return SettingSummary(group.title, group.settings, tuple(rows))
+
+
+def accuracy(run: RunRecord) -> float | None:
+    """Of the last epoch, in percent."""
+    value = run.final.get("test_accuracy")
+    return None if value is None else 100 * value
+
+
+def _tests(group: Group, base: dict[int, RunRecord], figure: Figure) -> dict[str, AgainstBase]:
+    """Every arm against base, as one family."""
+    found: dict[str, tuple[Difference, float]] = {}
+    for label, runs in group.arms.items():
+        pairs = [
+            (mine, plain)
+            for run in runs
+            if label != "base" and run.seed in base
+            if (mine := figure(run)) is not None and (plain := figure(base[run.seed])) is not None
+        ]
+        if pairs:
+            own, other = ([pair[place] for pair in pairs] for place in (0, 1))
+            found[label] = difference(own, other), smallest_effect(own, other)
+    adjusted = holm([change.welch_p for change, _ in found.values()])
+    return {
+        label: AgainstBase(change, p, smallest)
+        for (label, (change, smallest)), p in zip(found.items(), adjusted, strict=True)
+    }
+
+
+def _row(
+    label: str,
+    runs: Sequence[RunRecord],
+    base: dict[int, RunRecord],
+    accuracy_test: AgainstBase | None,
+    loss_test: AgainstBase | None,
+) -> ArmSummary:
+    def against(figure: Callable[[RunRecord, RunRecord], float | None]) -> Interval | None:
+        return _over(runs, lambda run: figure(run, base[run.seed]) if run.seed in base else None)
+
+    known = _over(runs, accuracy)
+    assert known is not None  # every finished run has one
+    return ArmSummary(
+        arm=label,
+        seeds=tuple(run.seed for run in runs),
+        accuracy=known,
+        loss=_over(runs, lambda run: run.final.get("test_loss")),
+        ema_accuracy=_over(runs, lambda run: _percent(run.final.get("ema_test_accuracy"))),
+        harmed_plain=_over(runs, harmed_before),
+        harmed_taken=_over(runs, harmed_taken),
+        extra_weight=_over(runs, _extra_weight),
+        ms_per_step=_over(runs, lambda run: run.final.get("ms_per_step")),
+        time_ratio=against(_time_ratio),
+        steps_to_base=against(lambda run, plain: _until(run, plain, "step")),
+        time_to_base=against(lambda run, plain: _until(run, plain, "seconds")),
+        accuracy_test=accuracy_test,
+        loss_test=loss_test,
+    )
+
+
+def _over(runs: Sequence[RunRecord], figure: Figure) -> Interval | None:
+    values = [figure(run) for run in runs]
+    known = [value for value in values if value is not None]
+    return interval(known) if known and len(known) == len(values) else None
+
+
+def _percent(value: float | None) -> float | None:
+    return None if value is None else 100 * value
+
+
+def _extra_weight(run: RunRecord) -> float | None:
+    known = [value for value in run.steps["mean_extra_weight"] if value is not None]
+    return fmean(known) if known and any(run.steps["applied"]) else None
+
+
+def _time_ratio(run: RunRecord, base: RunRecord) -> float | None:
+    mine, plain = run.final.get("ms_per_step"), base.final.get("ms_per_step")
+    return mine / plain if mine and plain else None
+
+
+def _until(run: RunRecord, base: RunRecord, axis: str) -> float | None:
+    """Where the test loss first was at most base's last, as a share of base's whole axis."""
+    target, whole = base.curves["test_loss"][-1], base.curves[axis][-1]
+    if target is None or not whole:
+        return None
+    for loss, place in zip(run.curves["test_loss"], run.curves[axis], strict=True):
+        if loss is not None and loss <= target:
+            return None if place is None else float(place / whole)
+    last = run.curves[axis][-1]
+    return None if last is None else max(1.0, float(last / whole))

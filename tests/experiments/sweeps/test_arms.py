@@ -1,0 +1,59 @@
+"""Arms by name, and what they listen to."""
+
+from __future__ import annotations
+
+import pytest
+
+from primum.experiments.sweeps.arms import ABOUT, LISTENS, Arm, ArmError
+
+
+def test_every_arm_is_described_and_can_be_made() -> None:
+    assert ABOUT.keys() == LISTENS.keys()
+    for name in ABOUT:
+        assert Arm(name).label == name
+        assert Arm.parse(name) == Arm(name)
+
+
+def test_settings_are_read_and_told() -> None:
+    arm = Arm.parse("primum@radius=0.4,max-iters=50,radius_schedule=fade-cosine")
+    assert arm == Arm("primum", radius=0.4, max_iters=50, radius_schedule="fade-cosine")
+    assert arm.label == "primum@radius=0.4,max_iters=50,radius_schedule=fade-cosine"
+    assert Arm.parse(arm.label) == arm
+
+
+def test_common_settings_reach_only_those_who_listen() -> None:
+    given = {"radius": 0.4, "focal_gamma": 1.0}
+    assert Arm.parse("base", given) == Arm("base")
+    assert Arm.parse("focal", given) == Arm("focal", focal_gamma=1.0)
+    assert Arm.parse("permuted@radius=0.1", given) == Arm("permuted", radius=0.1)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("nothing", r"unknown arm 'nothing'; choose from base, paper, primum"),
+        ("primum@radius", r"cannot read 'radius'"),
+        ("primum@colour=3", r"cannot read 'colour=3'"),
+        ("primum@radius=big", r"radius in 'primum@radius=big'"),
+        ("primum@radius=-1", r"radius must be >= 0 and finite, got -1.0"),
+        ("primum@radius=inf", r"radius must be >= 0 and finite"),
+        ("primum@max_extra_weight=0", r"max_extra_weight must be > 0"),
+        ("primum@max_iters=0", r"max_iters must be >= 1, got 0"),
+        ("primum@radius_schedule=up", r"radius_schedule must be one of constant, grow-linear"),
+        ("focal@focal_gamma=-1", r"focal_gamma must be >= 0"),
+        ("time-matched@time_factor=0.5", r"time_factor must be between 1 and 100"),
+        ("base@radius=0.4", r"base does not listen to radius; it has no settings"),
+        ("paper@max_iters=5", r"paper does not listen to max_iters"),
+    ],
+)
+def test_what_cannot_be_had(text: str, message: str) -> None:
+    with pytest.raises(ArmError, match=message):
+        Arm.parse(text)
+
+
+def test_matched_arms_wait_for_primum_with_the_same_settings() -> None:
+    matched = Arm.parse("lr-matched@radius=0.4,lr_match=epoch")
+    assert matched.needs == (Arm("primum", radius=0.4),)
+    assert Arm("time-matched").needs == (Arm("base"), Arm("primum"))
+    assert Arm("time-matched", time_factor=1.5).needs == ()
+    assert Arm("permuted").needs == ()

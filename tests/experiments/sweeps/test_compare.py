@@ -1,0 +1,170 @@
+"""`primum compare` from end to end: all arms, being killed, everything that can be wrong."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from io import BytesIO
+from pathlib import Path
+from time import monotonic, sleep
+
+import pytest
+from PIL import Image
+
+from experiments.images.conftest import WriteParquet, own_caches, some_images, write_parquet
+from experiments.sweeps.conftest import TINY_WORDS, numbers
+from primum.experiments.report import read_runs
+from primum.experiments.runs import RunRecord
+from primum.experiments.sweeps import compare, sweep
+from primum.experiments.sweeps.arms import ABOUT
+from primum.experiments.sweeps.compare import main, typed_command
+
+__all__ = ["own_caches", "write_parquet"]  # fixtures
+
+
+def runs_in(out: Path) -> dict[tuple[str, int], RunRecord]:
+    return {(run.arm, run.seed): run for run in read_runs([out / "runs"])}
+
+
+def files_in(out: Path) -> list[Path]:
+    return [path for path in out.rglob("*") if path.is_file()]
+
+
+def test_all_arms(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    words = ["--arms", *ABOUT, "primum@radius=0.4", "--seeds", "2", "--out", str(out), *TINY_WORDS]
+    assert main(words) == 0
+    printed = capsys.readouterr()
+    for arm in (*ABOUT, "primum@radius=0.4"):
+        assert f"\n{arm} " in printed.out
+    assert len(runs_in(out)) == 2 * (len(ABOUT) + 1)
+    assert not list((out / "checkpoints").iterdir())
+    summary = json.loads((out / "summary.json").read_text())
+    assert [arm["arm"] for arm in summary["settings"][0]["arms"]][:2] == ["base", "primum"]
+    assert "<svg" in (out / "report.html").read_text()
+    assert str(tmp_path) not in (out / "summary.md").read_text()
+
+    before = {path: path.read_bytes() for path in (out / "runs").iterdir()}
+    assert main(words) == 0
+    assert "22 run(s) finished before" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in (out / "runs").iterdir()} == before
+
+
+def test_curves_for_tensorboard(tmp_path: Path) -> None:
+    words = ["--arms", "base", "--seeds", "1", "--tensorboard", "--out", str(tmp_path)]
+    assert main([*words, *TINY_WORDS]) == 0
+    (folder,) = (tmp_path / "tensorboard").iterdir()
+    assert list(folder.glob("events*"))
+
+
+def test_killed_twice_it_ends_as_if_undisturbed(tmp_path: Path) -> None:
+    words = ["--arms", "primum", "permuted", "lr-matched", "--seeds", "1", *TINY_WORDS]
+    words += ["--epochs", "10", "--checkpoint-seconds", "0"]
+    cut, whole = tmp_path / "cut", tmp_path / "whole"
+    for finished in (1, 2):
+        _kill(words, cut, after=finished)
+    assert main([*words, "--out", str(cut)]) == 0
+    assert main([*words, "--out", str(whole)]) == 0
+    taken, undisturbed = runs_in(cut), runs_in(whole)
+    assert taken.keys() == undisturbed.keys()
+    for key, run in undisturbed.items():
+        assert numbers(taken[key]) == numbers(run), key
+    assert not files_in(cut / "checkpoints")
+
+
+def _kill(words: list[str], out: Path, after: int) -> None:
+    """SIGKILL once some runs are finished and another is under way."""
+    command = [sys.executable, "-m", compare.__name__, *words, "--out", str(out)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as child:
+        limit = monotonic() + 120
+        while monotonic() < limit and child.poll() is None:
+            finished = {path.stem for path in out.glob("runs/[a-z]*")}
+            begun = {path.stem for path in out.glob("checkpoints/[a-z]*")}
+            if len(finished) >= after and begun - finished:
+                break
+            sleep(0.002)
+        child.kill()
+    assert child.returncode == -signal.SIGKILL
+    assert begun - finished
+
+
+def test_ctrl_c_keeps_what_is_finished(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = sweep.run_job
+
+    def pressed(run, *rest):  # type: ignore[no-untyped-def]
+        if run.arm.name == "primum":
+            raise KeyboardInterrupt
+        return real(run, *rest)
+
+    words = ["--arms", "primum", "--seeds", "1", "--out", str(tmp_path), *TINY_WORDS]
+    with monkeypatch.context() as patched:
+        patched.setattr(sweep, "run_job", pressed)
+        assert main(words) == 130
+    assert "the same command goes on" in capsys.readouterr().err
+    assert list(runs_in(tmp_path)) == [("base", 0)]
+    assert main(words) == 0
+
+
+def refused(capsys: pytest.CaptureFixture[str], out: Path, *words: str) -> str:
+    """The message, after checking the exit code and that no result was left."""
+    assert main(["--seeds", "1", "--out", str(out), *words]) == 1
+    assert not files_in(out)
+    return capsys.readouterr().err
+
+
+def test_unknown_arm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused(capsys, tmp_path / "out", "--arms", "magic", *TINY_WORDS)
+    assert said.startswith("primum compare: unknown arm 'magic'; choose from base, paper, primum")
+
+
+def test_unknown_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused(capsys, tmp_path / "out", "--model", "magic", *TINY_WORDS)
+    assert "unknown model 'magic'" in said
+
+
+def test_more_workers_than_cores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused(capsys, tmp_path / "out", "--workers", "4096", *TINY_WORDS)
+    assert "4096 workers were asked for, but there are" in said
+
+
+@pytest.mark.parametrize("option", ["seeds", "workers", "threads"])
+def test_numbers_below_one(tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str) -> None:
+    said = refused(capsys, tmp_path / "out", *TINY_WORDS, f"--{option}", "0")
+    assert f"--{option} must be >= 1, got 0" in said
+
+
+def test_bad_data_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = refused(capsys, tmp_path / "out", "--data-dir", str(tmp_path / "nowhere"))
+    assert "nowhere" in said
+
+
+def test_missing_column(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], write_parquet: WriteParquet
+) -> None:
+    for split in ("train", "test"):
+        write_parquet(tmp_path / f"{split}.parquet", some_images(4), [0, 1, 2, 3], label_column="x")
+    said = refused(capsys, tmp_path / "out", "--data-dir", str(tmp_path), "--batch-size", "2")
+    assert "label" in said
+    assert "column" in said
+
+
+def test_corrupt_image(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], write_parquet: WriteParquet
+) -> None:
+    file = BytesIO()
+    Image.new("RGB", (8, 8)).save(file, "PNG")
+    images = [*some_images(3), file.getvalue()[:30]]
+    for split in ("train", "test"):
+        write_parquet(tmp_path / f"{split}.parquet", images, [0, 1, 2, 3])
+    said = refused(capsys, tmp_path / "out", "--data-dir", str(tmp_path), "--batch-size", "2")
+    assert "cannot decode the image in row 3 of the train split" in said
+
+
+def test_folders_of_this_machine_are_not_told() -> None:
+    words = ["compare", "--data-dir", "/secret/data", "--cache-dir=/secret/cache", "--out", "/s/x"]
+    told = typed_command(words)
+    assert told == "primum compare --data-dir DIR --cache-dir=DIR --out x"

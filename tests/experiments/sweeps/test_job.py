@@ -1,0 +1,92 @@
+"""One run, from start or checkpoint to its file."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from experiments.sweeps.conftest import numbers, tiny
+from primum.experiments.runs import RunRecord
+from primum.experiments.sweeps.job import Place, run_job
+from primum.experiments.sweeps.store import Store
+from primum.experiments.sweeps.training import Matched
+
+
+class Cut(Exception):
+    pass
+
+
+def cut_at(step: int, place: Place, arm: str = "primum") -> None:
+    def on_step(done: int, steps: int) -> None:
+        if done == step:
+            raise Cut
+
+    with pytest.raises(Cut):
+        run_job(tiny(arm), Matched(), replace(place, checkpoint_seconds=0), on_step)
+
+
+def test_a_record_has_everything(place: Place) -> None:
+    made = run_job(tiny("primum@radius=0.3", seed=1), Matched(), place)
+    assert (made.arm, made.seed, made.complete) == ("primum@radius=0.3", 1, True)
+    assert made.settings == tiny().shared()
+    assert made.arm_settings["radius"] == 0.3
+    assert made.arm_settings["key"] == tiny("primum@radius=0.3", seed=1).key
+    assert made.command == "primum compare"
+    assert made.environment == {"torch": "some version"}
+    assert len(made.curves["test_accuracy"]) == len(made.steps["gap"]) == 2
+    assert made.steps["applied"] == [True, True]
+    assert made.final["test_accuracy"] == made.curves["test_accuracy"][-1]
+    assert made.final["ms_per_step"] is not None
+    assert made.final["ms_per_step"] > 0
+    assert place.store.find(tiny("primum@radius=0.3", seed=1)) == made
+
+
+def test_what_a_matched_run_took_over_is_told(place: Place) -> None:
+    lr = run_job(tiny("lr-matched"), Matched(lr_factors=(1.1,)), place)
+    assert lr.arm_settings["lr_factors"] == [1.1]
+    time = run_job(tiny("time-matched@time_factor=1.5"), Matched(steps_factor=1.5), place)
+    assert time.arm_settings["steps_factor"] == 1.5
+    assert time.final["step"] == 12
+
+
+@pytest.mark.parametrize("arm", ["base", "primum", "paper", "permuted"])
+def test_a_cut_run_ends_as_if_it_had_not_been(place: Place, arm: str) -> None:
+    cut_at(3, place, arm)
+    cut_at(6, place, arm)
+    assert place.store.checkpoint_path(tiny(arm)).exists()
+    begun: list[int] = []
+
+    def on_step(done: int, steps: int) -> None:
+        begun.append(done)
+
+    taken = run_job(tiny(arm), Matched(), place, on_step)
+    assert begun[0] == 5  # the step before the cut was saved
+    whole = run_job(tiny(arm), Matched(), replace(place, store=Store(place.store.folder / "b")))
+    assert numbers(taken) == numbers(whole)
+
+
+def test_a_checkpoint_with_other_figures_taken_over_does_not_count(place: Place) -> None:
+    cut_at(3, place, "lr-matched")
+    begun: list[int] = []
+    run_job(tiny("lr-matched"), Matched((1.2,)), place, lambda done, _: begun.append(done))
+    assert begun[0] == 0
+
+
+def test_random_numbers_and_threads_are_given_back(place: Place) -> None:
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    run_job(tiny(), Matched(), replace(place, threads=2))
+    assert torch.equal(torch.rand(2), expected)
+    assert torch.get_num_threads() == 1
+
+
+@pytest.mark.filterwarnings("ignore:primum:RuntimeWarning")
+def test_a_run_that_diverges_is_a_result(place: Place) -> None:
+    made: RunRecord = run_job(tiny("base", lr=1e30), Matched(), place)
+    assert made.complete
+    found = place.store.find(tiny("base", lr=1e30))
+    assert found is not None
+    assert found.final["test_loss"] is None
