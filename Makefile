@@ -2,6 +2,7 @@
 # Another interpreter: make setup PYTHON=python3.12 (after make clean).
 
 PYTHON ?= python3
+JOBS ?= 2# processes that run the tests
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
@@ -28,7 +29,7 @@ demo: $(DEV) ## train with and without primum on a small task, and compare
 	$(BIN)/primum demo
 
 test: lint types ## lint, types, then every test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile
 
 lint: $(DEV) ## check style and formatting
 	$(BIN)/python -m ruff check .
