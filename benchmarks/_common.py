@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 import primum
+from primum.experiments.runs import write_whole as write_text
 
 RESULTS = Path(__file__).resolve().parent / "results"
 
@@ -161,17 +162,6 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def _is_number(cell: str) -> bool:
     return cell.lstrip("+->").replace(".", "", 1).replace("x", "", 1).isdigit()
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

@@ -321,6 +321,18 @@ class TestFactor:
             optimizer.zero_grad()
             assert factor_of(reducer) == pytest.approx(0.05 / norm, rel=1e-5)
 
+    def test_a_head_of_another_size_is_no_trouble(self) -> None:
+        """Its parameters replaced between backward and step: nothing is measured, nothing dies."""
+        model, optimizer = make()
+        reducer = primum.attach(model, optimizer)
+        backward(model, 0)
+        for part, shape in (("weight", (5, 8)), ("bias", (5,))):
+            param = nn.Parameter(torch.zeros(shape, dtype=torch.float64))
+            param.grad = torch.ones_like(param)
+            setattr(model[2], part, param)
+        optimizer.step()
+        assert reducer._rescale.measured is None
+
     def test_steps_without_gradients(self) -> None:
         model, optimizer = make()
         reducer = primum.attach(model, optimizer)

@@ -83,7 +83,7 @@ class Rescale:
 
         `ranks` are those whose gradients will be averaged with these.
         """
-        dtype = torch.float64 if handed_on.dtype == torch.float64 else torch.float32
+        dtype = _wide(handed_on)
         if self._by_bias:
             positions = tuple(range(handed_on.dim() - 1))
             vector = handed_on.sum(positions, dtype=dtype) if positions else handed_on.to(dtype)
@@ -97,8 +97,7 @@ class Rescale:
 
     def abstain(self, like: Tensor, ranks: Ranks) -> None:
         """Take part in a sum over ranks with nothing to say: then none of them measures."""
-        dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
-        ranks.sum(like.new_full(like.shape[-1:], torch.nan, dtype=dtype))
+        ranks.sum(like.new_full(like.shape[-1:], torch.nan, dtype=_wide(like)))
 
     def miss(self) -> None:
         """Gradients came by that are not accounted for: this step tells nothing."""
@@ -111,6 +110,8 @@ class Rescale:
         self.forget()
         grad = head.bias.grad if self._by_bias else head.weight.grad
         if expected is None or not complete or grad is None or grad.is_sparse:
+            return
+        if len(grad) != len(expected):  # the head has been replaced by one of another size
             return
         used = (grad if self._by_bias else grad @ self._direction(grad)).to(expected)
         both, own, other = used.dot(expected), expected.dot(expected), used.dot(used)
@@ -133,6 +134,10 @@ class Rescale:
             self._probe = torch.arange(inputs, dtype=torch.float32).cos_().div_(inputs**0.5)
         self._probe = self._probe.to(like)
         return self._probe
+
+
+def _wide(tensor: Tensor) -> torch.dtype:
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
 class Rollback:

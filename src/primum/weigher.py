@@ -171,8 +171,8 @@ class Weigher:
             self.trouble.warn(
                 "dear",
                 "solving over all ranks would send more than a quarter of what the gradients do, "
-                'so each rank solves for its own samples; scope="global" insists, scope="local" '
-                "agrees",
+                "or repeat too much work on each, so each rank solves for its own samples; "
+                'scope="global" insists, scope="local" agrees',
             )
         return way
 

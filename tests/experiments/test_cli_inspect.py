@@ -38,7 +38,8 @@ def test_digits_at_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_folders_of_this_machine_are_not_written_down(tmp_path: Path) -> None:
     from primum.experiments.cli_inspect import _command
 
-    typed = ["inspect", "--data-dir", "/home/me", "--data-dir=/home/me", "-o", "/home/me/out"]
+    own = str(tmp_path)
+    typed = ["inspect", "--data-dir", own, f"--data-dir={own}", "-o", f"{own}/out"]
     assert _command(typed) == "primum inspect --data-dir DIR --data-dir=DIR -o out"
 
 
