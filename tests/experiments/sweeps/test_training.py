@@ -73,6 +73,20 @@ def test_last_figures_are_those_of_the_last_model() -> None:
     assert training.reports["fallbacks"] == [0.0, 0.0]
 
 
+def test_fewer_evaluations_change_nothing_else() -> None:
+    every = finish(start(tiny("primum", epochs=5)))
+    some = finish(start(tiny("primum", epochs=5, evaluate_every=2)))
+    same_end_of_models(some, every)
+    assert repr(some.reports) == repr(every.reports)  # of each epoch, as before
+    assert some.curves["epoch"] == [2.0, 4.0, 5.0]
+    for name in ("test_loss", "test_accuracy", "lr"):
+        kept = [every.curves[name][place] for place in (1, 3, 4)]
+        assert some.curves[name] == kept, name
+    losses = every.curves["train_loss"]  # means of as many steps each
+    means = [sum(losses[:2]) / 2, sum(losses[2:4]) / 2, losses[4]]
+    assert some.curves["train_loss"] == pytest.approx(means)
+
+
 @pytest.mark.parametrize("arm", [name for name in ABOUT if name not in ("focal", "lr-matched")])
 def test_taken_up_in_the_middle_of_an_epoch(arm: str) -> None:
     whole, cut = start(tiny(arm)), start(tiny(arm))
@@ -92,6 +106,7 @@ def test_taken_up_in_the_middle_of_an_epoch(arm: str) -> None:
         {"precision": "bf16"},
         {"precision": "fp16", "clip": 1.0},
         {"augment": "convnext", "steps": 7},
+        {"epochs": 3, "evaluate_every": 2},
     ],
     ids=lambda change: "-".join(change),
 )
@@ -111,9 +126,13 @@ def test_taken_up_with_every_option(change: dict[str, Any]) -> None:
         same_end(finish(taken), whole)
 
 
-def same_end(first: Training, second: Training) -> None:
+def same_end_of_models(first: Training, second: Training) -> None:
     own, other = first.model.state_dict(), second.model.state_dict()
     assert all(torch.equal(own[name], other[name]) for name in own)
+
+
+def same_end(first: Training, second: Training) -> None:
+    same_end_of_models(first, second)
     for table in ("curves", "reports"):
         for name, column in getattr(second, table).items():
             if name != "seconds":

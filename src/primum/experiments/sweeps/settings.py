@@ -55,6 +55,7 @@ class RunSettings:
     batch_size: int = _option(128, int, "samples of a step")
     epochs: int = _option(12, int, "length of a run")
     steps: int | None = _option(None, int, "length in steps, instead of epochs")
+    evaluate_every: int = _option(1, int, "epochs from one test to the next; the last is tested")
     optimizer: Literal["sgd", "adamw"] = _option("sgd", str, "optimizer", tuple(OPTIMIZERS))
     lr: float | None = _option(
         None, float, "0.1 (sgd) or 0.001 (adamw), times the root of batch size / 128"
@@ -86,7 +87,7 @@ class RunSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        whole = {"batch_size": 1, "epochs": 1, "steps": 1, "seed": 0}
+        whole = {"batch_size": 1, "epochs": 1, "steps": 1, "evaluate_every": 1, "seed": 0}
         for what, least in whole.items():
             value = getattr(self, what)
             if value is not None and value < least:
@@ -145,6 +146,8 @@ class RunSettings:
         found = asdict(self)
         for name in ("arm", "seed", "lr_scale"):
             del found[name]
+        if self.evaluate_every == 1:  # came later; keys of older runs stay
+            del found["evaluate_every"]
         known = MODELS.get(self.model)
         norm = self.norm or (known.norms[0] if known and known.norms else None)
         epochs = None if self.steps else self.epochs

@@ -85,7 +85,7 @@ class Training:
             settings.arm, self.forward, self.optimizer, seed=settings.seed, scaler=self.scaler
         )
         self.meter = InterferenceMeter()  # of this epoch
-        self.losses: list[Tensor] = []  # of this epoch
+        self.losses: list[Tensor] = []  # since the last evaluation
         self.stopwatch = Stopwatch(self.device)
         self.curves: dict[str, list[float]] = {}
         self.reports: dict[str, list[float]] = {}
@@ -103,7 +103,7 @@ class Training:
         return self.step_count >= self.steps
 
     def step(self) -> None:
-        """Take a step; after the last of an epoch, evaluate."""
+        """Take a step; after the last of an epoch, report, and evaluate if it is time."""
         step, method = self.step_count, self.method
         watched = method.watched(step % len(self.batches))
         if watched and not method.weighs:
@@ -161,6 +161,13 @@ class Training:
         return Batch(*(each.to(self.device, non_blocking=True) for each in batch))
 
     def _end_epoch(self) -> None:
+        _append(self.reports, _means(self.meter, self.step_count))
+        self.meter = InterferenceMeter()
+        epoch = self.step_count // len(self.batches)
+        if self.finished or epoch % self.settings.evaluate_every == 0:
+            self._add_to_curves()
+
+    def _add_to_curves(self) -> None:
         loss, accuracy = self.evaluate(self.model)
         trained = self.ranks.mean(torch.stack(self.losses).double().mean())
         row = {
@@ -175,8 +182,7 @@ class Training:
         if self.average is not None:
             row["ema_test_loss"], row["ema_test_accuracy"] = self.evaluate(self.average)
         _append(self.curves, row)
-        _append(self.reports, _means(self.meter, self.step_count))
-        self.meter, self.losses = InterferenceMeter(), []
+        self.losses = []
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module) -> tuple[float, float]:
