@@ -41,3 +41,16 @@ def test_missing_figures_and_shorter_runs() -> None:
     arms = {"base": [run("base", 0, [None, 2.0, 1.0]), run("base", 1, [3.0, 2.0])]}
     (line,) = figures.curves(arms, "test_loss").axes[0].get_lines()
     assert line.get_xdata().tolist() == [2]
+
+
+def test_over_steps_and_over_time() -> None:
+    runs = [run("base", seed, [3.0, 2.0]) for seed in (0, 1)]
+    for seed, each in enumerate(runs):
+        each.curves.update(step=[39, 78], seconds=[1.0 + seed, 3.0 + seed])
+    for by, label, places in (
+        ("step", "step", [39, 78]),
+        ("seconds", "seconds of training", [1.5, 3.5]),
+    ):
+        axes = figures.curves({"base": runs}, "test_loss", by=by).axes[0]
+        assert axes.get_xlabel() == label
+        assert axes.get_lines()[0].get_xdata().tolist() == places

@@ -29,7 +29,9 @@ def test_names_keep_their_looks_and_others_take_what_is_free():
     assert list(found) == ["something", "base", "primum", "else"]
     assert found["base"] == NAMED["base"]
     assert len(set(found.values())) == 4
-    assert len(looks([str(n) for n in range(9)])) == 9  # more than there are
+    many = looks(["base", "paper", *(str(n) for n in range(50))])  # more than there are
+    assert len(many) == 52
+    assert len(set(list(many.values())[:36])) == 36
 
 
 def test_drawing_leaves_the_users_settings_alone():

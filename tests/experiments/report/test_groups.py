@@ -15,7 +15,9 @@ from primum.experiments.report.groups import (
     group_runs,
     harmed_taken,
     over_seeds,
+    until_base,
 )
+from primum.experiments.runs import RunRecord
 
 from .conftest import MakeRuns
 
@@ -76,6 +78,30 @@ def test_only_columns_with_something_in_them(make_runs: MakeRuns) -> None:
     found = over_seeds(group.arms["primum"], ratio.of)
     assert found is not None
     assert found.mean == pytest.approx(1.5)
+
+
+def test_how_soon_base_is_reached(make_runs: MakeRuns) -> None:
+    def with_curves(run: RunRecord, losses: list[float | None], *steps: int) -> RunRecord:
+        seconds = [step / 10 for step in steps]
+        table = {"epoch": list(steps), "step": list(steps), "seconds": seconds}
+        return replace(run, curves={**table, "test_loss": losses})
+
+    base, primum = make_runs({"base": 0.0, "primum": 0.0}, seeds=1)
+    plain = with_curves(base, [3.0, 2.0, 1.0, 1.5], 10, 20, 30, 40)  # the last, not the best
+    for losses, steps, share in (
+        ([2.0, 1.4, 1.0, 0.9], (10, 20, 30, 40), 0.5),
+        ([None, 1.4, 1.0, 0.9], (10, 20, 30, 40), 0.5),
+        ([2.0, 1.9, 1.8, 1.7], (10, 20, 30, 40), 1.0),  # never
+        ([2.0, 1.9, 1.8, 1.7], (20, 40, 60, 80), 2.0),  # never, and longer
+    ):
+        run = with_curves(primum, losses, *steps)
+        for axis in ("step", "seconds"):
+            assert until_base(run, plain, axis) == pytest.approx(share)
+    assert until_base(primum, plain, "step") is None
+    assert until_base(plain, replace(plain, curves={}), "step") is None
+    headings = [column.heading for column in columns(only([plain, run]))]
+    assert "steps to base's last loss, x base" in headings
+    assert "time to base's last loss, x base" in headings
 
 
 def test_differences_are_the_focus_minus_the_other_over_common_seeds(make_runs: MakeRuns) -> None:

@@ -52,6 +52,21 @@ def test_captions_say_what_was_done(make_runs: MakeRuns, full: RunRecord) -> Non
     assert "not applied in this run" in captions[4]
 
 
+def test_curves_go_over_steps_and_over_time_where_these_are_known(make_runs: MakeRuns) -> None:
+    runs = make_runs({"base": 0.0, "primum": 1.0}, seeds=2)
+    known = {"step": [10, 20], "seconds": [1.0, 2.0]}
+    timed = [replace(each, curves=each.curves | known) for each in runs]
+    for group, axes in ((runs, ["epoch"] * 3), (timed, ["step", "step", "time", "step", "time"])):
+        captions = [picture.caption for picture in training_pictures(only(group))]
+        svgs = [picture.svg for picture in training_pictures(only(group))]
+        for caption, svg, axis in zip(captions, svgs, axes, strict=False):
+            assert ("over time" in caption) == (axis == "time")
+            assert ("seconds of training" if axis == "time" else f">{axis}<") in svg
+    cut = [replace(r, curves=r.curves | {"seconds": [None, None]}) for r in timed if r.seed == 0]
+    captions = [picture.caption for picture in training_pictures(only(cut))]
+    assert not any("over time" in caption for caption in captions)
+
+
 def test_the_protected_samples_have_labels_and_counts(full: RunRecord) -> None:
     (picture,) = protected_picture(only([full]))
     assert "cat &lt;1&gt;" in picture.svg

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import wraps
 from html import escape
+from itertools import count
 from typing import Any, NamedTuple, ParamSpec
 
 from matplotlib import rc_context
@@ -67,13 +68,22 @@ NAMED = {
 }
 
 
+def _all_looks() -> Iterator[Look]:
+    """The six; then their colours with dashes and markers of the next, and so on, for ever."""
+    for place in count():
+        turn, own = divmod(place, len(LOOKS))
+        other = LOOKS[(own + turn) % len(LOOKS)]
+        yield Look(LOOKS[own].colour, other.dashes, other.marker)
+
+
 def looks(names: list[str]) -> dict[str, Look]:
-    """A look for each name: its own, or the next that is free."""
+    """A look for each name: its own, or the next that is free; no two are the same up to 36."""
     given = {name: NAMED[name] for name in names if name in NAMED}
-    free = [look for look in LOOKS if look not in given.values()]
-    others = [name for name in names if name not in given]
-    for place, name in enumerate(others):
-        given[name] = free[place] if place < len(free) else LOOKS[place % len(LOOKS)]
+    own = set(given.values())
+    free = (look for look in _all_looks() if look not in own)
+    for name in names:
+        if name not in given:
+            given[name] = next(free)
     return {name: given[name] for name in names}
 
 

@@ -95,11 +95,15 @@ def over_seeds(runs: Sequence[RunRecord], figure: Figure) -> Interval | None:
 
 def columns(group: Group) -> list[Column]:
     """Those of the table for which some arm has a figure."""
-    base = {run.seed: ms_per_step(run) for run in group.arms.get("base", ())}
+    base = {run.seed: run for run in finished(group.arms.get("base", ()))}
 
     def ratio(run: RunRecord) -> float | None:
-        mine, plain = ms_per_step(run), base.get(run.seed)
+        plain = ms_per_step(base[run.seed]) if run.seed in base else None
+        mine = ms_per_step(run)
         return mine / plain if mine and plain else None
+
+    def share_of(axis: str) -> Figure:
+        return lambda run: until_base(run, base[run.seed], axis) if run.seed in base else None
 
     every = [
         Column("test accuracy, %", accuracy, 1),
@@ -109,6 +113,8 @@ def columns(group: Group) -> list[Column]:
         Column("mean extra weight", extra_weight, 3),
         Column("time per step, x base", ratio, 2),
         Column("time per step, ms", ms_per_step, 1),
+        Column("steps to base's last loss, x base", share_of("step"), 2),
+        Column("time to base's last loss, x base", share_of("seconds"), 2),
     ]
     return [
         each
@@ -179,6 +185,28 @@ def extra_weight(run: RunRecord) -> float | None:
 def ms_per_step(run: RunRecord) -> float | None:
     """Milliseconds."""
     return run.final.get("ms_per_step")
+
+
+def until_base(run: RunRecord, base: RunRecord, axis: str) -> float | None:
+    """Where the test loss first was at most base's last, as a share of base's whole `axis`.
+
+    A run that never gets there counts for the whole, or for its own if it is longer.
+
+    Args:
+        run: Any.
+        base: Of the same seed.
+        axis: `step`, `seconds` or `epoch`, a column of their curves.
+    """
+    losses, places = run.curves.get("test_loss"), run.curves.get(axis)
+    theirs, whole = base.curves.get("test_loss"), base.curves.get(axis)
+    if not (losses and places and theirs and whole):
+        return None
+    if theirs[-1] is None or not whole[-1]:
+        return None
+    for loss, place in zip(losses, places, strict=True):
+        if loss is not None and loss <= theirs[-1]:
+            return None if place is None else float(place / whole[-1])
+    return None if places[-1] is None else max(1.0, float(places[-1] / whole[-1]))
 
 
 def _mean(run: RunRecord, column: str, scale: float) -> float | None:

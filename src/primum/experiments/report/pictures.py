@@ -27,12 +27,7 @@ Looked = Mapping[str, Sequence[dict[str, Any]]]
 def training_pictures(group: Group) -> Iterator[Picture]:
     """Curves, share of harmed samples, weights, the solver's gap."""
     title = group.title
-    for which, text in CURVES.items():
-        arms = _with_column(group.arms, "curves", which)
-        if arms and max(len(run.curves[which]) for runs in arms.values() for run in runs) > 1:
-            band = " Bands are 95% intervals over seeds." if _seeds(arms) > 1 else ""
-            label = f"{title}: {which.replace('_', ' ')} by epoch, for {', '.join(arms)}"
-            yield Picture(figures.to_svg(curves(arms, which), label), text + band)
+    yield from _curves(group)
     watched = _with_column(group.arms, "steps", "harmed_before", "harmed_after")
     if watched:
         kept = {arm: runs for arm, runs in watched.items() if arm in ("base", "primum")} or watched
@@ -61,6 +56,22 @@ def training_pictures(group: Group) -> Iterator[Picture]:
             ),
             "How far from the best answer the solver can be at most, as a share of the harm.",
         )
+
+
+def _curves(group: Group) -> Iterator[Picture]:
+    """Losses and accuracy by step, or by epoch where steps are unknown; test figures by time."""
+    for which, text in CURVES.items():
+        arms = _with_column(group.arms, "curves", which)
+        if not arms or max(len(run.curves[which]) for runs in arms.values() for run in runs) < 2:
+            continue
+        band = " Bands are 95% intervals over seeds." if _seeds(arms) > 1 else ""
+        axes = ["step" if _with_column(arms, "curves", "step") == arms else "epoch"]
+        if which.startswith("test") and _with_column(arms, "curves", "seconds") == arms:
+            axes.append("seconds")
+        for by in axes:
+            label = f"{group.title}: {which.replace('_', ' ')} by {by}, for {', '.join(arms)}"
+            told = text if by != "seconds" else f"{text[:-1]} over time, without that of testing."
+            yield Picture(figures.to_svg(curves(arms, which, by=by), label), told + band)
 
 
 def batch_picture(group: Group) -> Iterator[Picture]:

@@ -6,10 +6,17 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from statistics import fmean
 from typing import Any
 
-from primum.experiments.report.groups import Group, group_runs, harmed_before, harmed_taken
+from primum.experiments.report.groups import (
+    Group,
+    accuracy,
+    extra_weight,
+    group_runs,
+    harmed_before,
+    harmed_taken,
+    until_base,
+)
 from primum.experiments.runs import RunRecord, without_nan
 from primum.experiments.statistics import (
     Difference,
@@ -111,12 +118,6 @@ def _summarise(group: Group) -> SettingSummary:
     return SettingSummary(group.title, group.settings, tuple(rows))
 
 
-def accuracy(run: RunRecord) -> float | None:
-    """Of the last epoch, in percent."""
-    value = run.final.get("test_accuracy")
-    return None if value is None else 100 * value
-
-
 def _tests(group: Group, base: dict[int, RunRecord], figure: Figure) -> dict[str, AgainstBase]:
     """Every arm against base, as one family."""
     found: dict[str, tuple[Difference, float]] = {}
@@ -157,11 +158,11 @@ def _row(
         ema_accuracy=_over(runs, lambda run: _percent(run.final.get("ema_test_accuracy"))),
         harmed_plain=_over(runs, harmed_before),
         harmed_taken=_over(runs, harmed_taken),
-        extra_weight=_over(runs, _extra_weight),
+        extra_weight=_over(runs, extra_weight),
         ms_per_step=_over(runs, lambda run: run.final.get("ms_per_step")),
         time_ratio=against(_time_ratio),
-        steps_to_base=against(lambda run, plain: _until(run, plain, "step")),
-        time_to_base=against(lambda run, plain: _until(run, plain, "seconds")),
+        steps_to_base=against(lambda run, plain: until_base(run, plain, "step")),
+        time_to_base=against(lambda run, plain: until_base(run, plain, "seconds")),
         accuracy_test=accuracy_test,
         loss_test=loss_test,
     )
@@ -177,23 +178,6 @@ def _percent(value: float | None) -> float | None:
     return None if value is None else 100 * value
 
 
-def _extra_weight(run: RunRecord) -> float | None:
-    known = [value for value in run.steps["mean_extra_weight"] if value is not None]
-    return fmean(known) if known and any(run.steps["applied"]) else None
-
-
 def _time_ratio(run: RunRecord, base: RunRecord) -> float | None:
     mine, plain = run.final.get("ms_per_step"), base.final.get("ms_per_step")
     return mine / plain if mine and plain else None
-
-
-def _until(run: RunRecord, base: RunRecord, axis: str) -> float | None:
-    """Where the test loss first was at most base's last, as a share of base's whole axis."""
-    target, whole = base.curves["test_loss"][-1], base.curves[axis][-1]
-    if target is None or not whole:
-        return None
-    for loss, place in zip(run.curves["test_loss"], run.curves[axis], strict=True):
-        if loss is not None and loss <= target:
-            return None if place is None else float(place / whole)
-    last = run.curves[axis][-1]
-    return None if last is None else max(1.0, float(last / whole))
