@@ -333,6 +333,29 @@ class TestFactor:
         optimizer.step()
         assert reducer._rescale.measured is None
 
+    def test_an_error_while_measuring_leaves_the_step_alone(self) -> None:
+        """The step is made as without us; told once."""
+
+        def fail(*_: object) -> None:
+            raise ValueError("no such thing")
+
+        ends = []
+        for broken in (False, True):
+            model, optimizer = make()
+            reducer = primum.attach(model, optimizer)
+            if broken:
+                reducer._watch._on_step = fail
+            for number in range(3):
+                optimizer.zero_grad()
+                backward(model, number)
+                if broken and number == 0:
+                    with pytest.warns(RuntimeWarning, match="not be measured: ValueError: no such"):
+                        optimizer.step()
+                else:
+                    optimizer.step()
+            ends.append([param.detach().clone() for param in model.parameters()])
+        assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+
     def test_steps_without_gradients(self) -> None:
         model, optimizer = make()
         reducer = primum.attach(model, optimizer)

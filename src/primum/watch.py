@@ -34,7 +34,7 @@ class Watch:
     ) -> None:
         self._head = weakref.ref(head)
         self._on_step = on_step
-        self._heard = False
+        self._heard = self._failed = False
         self.found_inf: Tensor | None = None  # above 0 if a fused optimizer skipped its last step
         self._unheard_steps = 0
         self.steps = self._known_steps = 0
@@ -77,13 +77,27 @@ class Watch:
         self._known_steps, self._version = self.steps, version
         return self._foreign_moves >= PATIENCE
 
+    def _measure(self, head: nn.Linear, found_inf: Tensor | None) -> None:
+        """Call `on_step`; whatever goes wrong there, the user's step is made and stays made."""
+        try:
+            self._on_step(head, found_inf)
+        except Exception as error:
+            if not self._failed:
+                self._failed = True
+                warnings.warn(
+                    "primum: what was done to the gradients before a step (clipping, loss "
+                    f"scaling) could not be measured: {type(error).__name__}: {error}",
+                    RuntimeWarning,
+                    stacklevel=2,
+                )
+
     def _after_step(self, found_inf: Tensor | None) -> None:
         self.steps += 1
         self.found_inf = found_inf
         head = self._head()
         weight = None if head is None else weight_of(head)
         if head is not None and weight is not None:
-            self._on_step(head, found_inf)
+            self._measure(head, found_inf)
         if self._heard or weight is None or weight.grad is None:
             return
         self._unheard_steps += 1
