@@ -11,7 +11,6 @@ from functools import cache
 
 import numpy as np
 import torch
-from sklearn.datasets import load_digits
 from torch import Tensor
 
 CLASSES = 10
@@ -38,6 +37,8 @@ def load(train_size: int = 512, noise: float = 0.5) -> Digits:
     """
     if not 0 < train_size < 1797:
         raise ValueError(f"train_size must be between 1 and 1796, got {train_size}")
+    from sklearn.datasets import load_digits  # takes seconds, and other data do without
+
     rng = np.random.default_rng(SPLIT_SEED)
     pixels, labels = load_digits(return_X_y=True)
     order = rng.permutation(len(labels))

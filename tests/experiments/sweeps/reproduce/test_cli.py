@@ -31,7 +31,7 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--list"]) == 0
     printed = capsys.readouterr().out
     assert all(f"{name} " in printed for name in NAMES)
-    assert "5 seed(s) in the paper" in printed
+    assert "full 240 runs, 5 seed(s); small 144 runs, 3 seed(s)" in printed  # 16 cells, 3 arms
 
 
 def test_a_name_is_needed(capsys: pytest.CaptureFixture[str]) -> None:

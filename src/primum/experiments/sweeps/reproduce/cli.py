@@ -66,12 +66,28 @@ def _reproduce(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -
 
 
 def _list() -> int:
+    from primum.experiments.sweeps.reproduce.accuracy import TABLES
     from primum.experiments.sweeps.reproduce.experiments import EXPERIMENTS
+    from primum.experiments.sweeps.reproduce.scales import SEEDS
+    from primum.experiments.sweeps.reproduce.training import table_runs
 
     width = max(map(len, EXPERIMENTS))
     for name, experiment in EXPERIMENTS.items():
-        seeds = "" if experiment.seeds is None else f" ({experiment.seeds} seed(s) in the paper)"
-        print(f"{name.ljust(width)}  {experiment.title}{seeds}")
+        print(f"{name.ljust(width)}  {experiment.title}")
+        if name in TABLES:
+            table = TABLES[name]
+            seeds = {"full": table.seeds, **SEEDS}
+            runs = {
+                scale: len(table_runs(table, scale, range(count), "cpu"))
+                for scale, count in seeds.items()
+            }
+            told = (f"{scale} {runs[scale]} runs, {seeds[scale]} seed(s)" for scale in runs)
+            print(" " * (width + 2) + "; ".join(told))
+    print(
+        "\nA run at small takes about a minute on one core. Experiments share runs: "
+        "ablation-radius has\nthose of table1 for radius 0.2. What is not a table takes minutes at "
+        "small."
+    )
     return 0
 
 
