@@ -128,9 +128,15 @@ STUDIES: dict[str, Study] = {
             5,
         ),
         Study(
-            "batches",
-            "Large batches, up to where the paper fails",
-            f"{LARGE} --optimizer sgd adamw --batch-size 512 1024 --arms {MAIN}",
+            "batches-sgd",
+            "Large batches, up to where the paper fails: SGD",
+            f"{LARGE} --optimizer sgd --batch-size 512 1024 --arms {MAIN}",
+            3,
+        ),
+        Study(
+            "batches-adamw",
+            "Large batches, AdamW",
+            f"{LARGE} --optimizer adamw --batch-size 512 --arms base paper primum",
             3,
         ),
         Study(
@@ -149,7 +155,7 @@ STUDIES: dict[str, Study] = {
         Study(
             "rates-adamw",
             "Best against best, AdamW",
-            f"{SMALL} --optimizer adamw {RATES} --arms {MAIN}",
+            f"{SMALL} --optimizer adamw {RATES} --arms base paper primum",
             3,
         ),
         Study(

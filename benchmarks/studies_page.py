@@ -1,0 +1,383 @@
+"""Tables and pictures of docs/results.md, from results/runs.
+
+    python benchmarks/studies_page.py       # writes both; --check only compares
+
+Tables stand between `<!-- table NAME -->` and `<!-- end -->`; the words around them are ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from _common import markdown_table
+from _study_figures import pictures
+from studies import RESULTS, STUDIES
+
+from primum.experiments.report.groups import Group, accuracy, group_runs
+from primum.experiments.runs import RunRecord
+from primum.experiments.statistics import Difference, Interval, difference, holm, interval
+from primum.experiments.sweeps.store import Store
+from primum.experiments.sweeps.summary import ArmSummary, SettingSummary, summarise
+
+DOCS = Path(__file__).resolve().parents[1] / "docs"
+PAGE = DOCS / "results.md"
+IMAGES = DOCS / "images"
+OPTIMIZERS = {"sgd": "SGD", "adamw": "AdamW"}
+DATA = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
+MAIN = {
+    "primum": "primum",
+    "primum@radius=0.4": "primum, radius 0.4",
+    "paper": "paper",
+}
+SCHEDULES = {
+    "primum@radius=0.4,radius_schedule=grow-linear": "radius 0 to 0.4",
+    "primum@radius=0.4,radius_schedule=fade-linear": "radius 0.4 to 0",
+    "upgrad@upgrad_scale=mean-1": "upgrad, mean 1",
+    "primum@radius=0.1": "primum, radius 0.1",
+}
+MARK = re.compile(r"(<!-- table ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def named(arm: str) -> str:
+    """An arm in words."""
+    return (MAIN | SCHEDULES).get(arm, arm)
+
+
+class Results:
+    """Finished runs of all studies."""
+
+    def __init__(self, folder: Path) -> None:
+        store = Store(folder)
+        self.records: dict[str, list[RunRecord]] = {
+            name: study.found(store) for name, study in STUDIES.items()
+        }
+
+    def of(self, study: str) -> list[RunRecord]:
+        """Of a study."""
+        return self.records[study]
+
+    def summaries(self, study: str) -> list[SettingSummary]:
+        """Of a study, one for each setting."""
+        return summarise(self.of(study))
+
+    def settings(self) -> list[Group]:
+        """All settings at their own learning rate, each once, with all arms and seeds."""
+        every = {id_of(run): run for name, runs in self.records.items() for run in runs
+                 if not name.startswith("rates")}  # fmt: skip
+        return group_runs(list(every.values()))
+
+
+def id_of(run: RunRecord) -> str:
+    """The key of its settings."""
+    return str(run.arm_settings["key"])
+
+
+def pm(found: Interval | None, digits: int = 1, sign: str = "") -> str:
+    """Mean and half-width."""
+    if found is None:
+        return "–"
+    width = "" if math.isnan(found.half_width) else f" ± {found.half_width:.{digits}f}"
+    return f"{found.mean:{sign}.{digits}f}{width}"
+
+
+def p_value(p: float) -> str:
+    """Three digits."""
+    if math.isnan(p):
+        return "–"
+    return "<0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def against(mine: Sequence[RunRecord], other: Sequence[RunRecord]) -> Difference | None:
+    """Accuracy in points, over the seeds both have."""
+    first, second = ({run.seed: accuracy(run) for run in runs} for runs in (mine, other))
+    common = sorted(first.keys() & second.keys())
+    pairs = [(first[seed], second[seed]) for seed in common]
+    if not pairs:
+        return None
+    return difference([float(a or 0) for a, _ in pairs], [float(b or 0) for _, b in pairs])
+
+
+def told(settings: dict[str, Any]) -> str:
+    """A setting in a few words."""
+    words = [
+        settings["model"],
+        DATA[settings["data"]],
+        OPTIMIZERS[settings["optimizer"]],
+        f"B {settings['batch_size']}",
+        f"{settings['train_size'] // 1000}k images",
+        f"{settings['epochs']} epochs",
+    ]
+    if settings["label_noise"]:
+        words.append(f"{settings['label_noise']:.0%} wrong labels")
+    return ", ".join(words)
+
+
+def overview_rows(results: Results) -> list[tuple[str, Group, dict[str, Difference]]]:
+    """Every setting with its differences from base, by arm."""
+    found = []
+    for group in results.settings():
+        base = group.arms.get("base", [])
+        changes = {
+            arm: change
+            for arm in MAIN
+            if (change := against(group.arms.get(arm, []), base)) is not None
+        }
+        if "primum" in changes:
+            found.append((told(group.settings), group, changes))
+    return found
+
+
+def overview(results: Results) -> str:
+    """Every setting: base, and what each recipe adds; one family of tests for each of them."""
+    lines = overview_rows(results)
+    adjusted = {arm: iter(holm([c[arm].welch_p for _, _, c in lines if arm in c])) for arm in MAIN}
+    rows = []
+    for name, group, changes in lines:
+        cells = [name, pm(interval([float(accuracy(r) or 0) for r in group.arms["base"]]))]
+        for arm in MAIN:
+            if arm not in changes:
+                cells.append("–")
+                continue
+            change = changes[arm]
+            seen = next(adjusted[arm]) < 0.05
+            text = f"{pm(change.welch, sign='+')} ({change.welch.count})"
+            cells.append(f"**{text}**" if seen else text)
+        rows.append(cells)
+    return markdown_table(
+        ["setting", "base, %", *(f"{each} - base" for each in MAIN.values())], rows
+    )
+
+
+def counts(results: Results) -> str:
+    """How often each recipe was seen to be better, worse, or neither, over all settings."""
+    lines = overview_rows(results)
+    rows = []
+    for arm, name in MAIN.items():
+        changes = [c[arm] for _, _, c in lines if arm in c]
+        seen = [p < 0.05 for p in holm([change.welch_p for change in changes])]
+        ups = [change.welch.mean > 0 for change in changes]
+        better = sum(s and up for s, up in zip(seen, ups, strict=True))
+        worse = sum(s and not up for s, up in zip(seen, ups, strict=True))
+        rows.append(
+            [
+                name,
+                str(len(changes)),
+                str(better),
+                str(len(changes) - better - worse),
+                str(worse),
+                f"{sum(ups)} of {len(ups)}",
+            ]
+        )
+    head = ["", "settings", "better", "no difference seen", "worse", "mean above base"]
+    return markdown_table(head, rows)
+
+
+def arms_table(results: Results, study: str) -> str:
+    """A study of one or few settings, arm by arm."""
+    parts = []
+    for summary, group in zip(results.summaries(study), group_runs(results.of(study)), strict=True):
+        rows = [_arm_row(arm) for arm in summary.arms]
+        others = {
+            arm: change
+            for arm in group.arms
+            if arm not in ("primum", "base")
+            and (change := against(group.arms.get("primum", []), group.arms[arm])) is not None
+        }
+        adjusted = holm([change.welch_p for change in others.values()])
+        for row, arm in zip(rows, summary.arms, strict=True):
+            change = others.get(arm.arm)
+            if change is None:
+                row[4:4] = ["–", "–"]
+            else:
+                row[4:4] = [
+                    pm(change.welch, sign="+"),
+                    p_value(adjusted[list(others).index(arm.arm)]),
+                ]
+        head = ["arm", "seeds", "accuracy, %", "- base (Holm p)", "primum - arm", "Holm p",
+                "test loss", "harmed, %", "extra", "time x", "steps to"]  # fmt: skip
+        title = f"{told(summary.settings)}:\n\n" if len(results.summaries(study)) > 1 else ""
+        parts.append(title + markdown_table(head, rows))
+    return "\n\n".join(parts)
+
+
+def _arm_row(arm: ArmSummary) -> list[str]:
+    test = arm.accuracy_test
+    change = "–"
+    if test is not None:
+        change = f"{pm(test.change.welch, sign='+')} ({p_value(test.adjusted_p)})"
+    return [
+        named(arm.arm),
+        str(len(arm.seeds)),
+        pm(arm.accuracy),
+        change,
+        pm(arm.loss, 3),
+        *(
+            "–" if value is None else f"{value.mean:.{digits}f}"
+            for value, digits in (
+                (arm.harmed_taken, 0),
+                (arm.extra_weight, 2),
+                (arm.time_ratio, 2),
+                (arm.steps_to_base, 2),
+            )
+        ),
+    ]
+
+
+def grid(results: Results, study: str, heading: str, label: Callable[[dict[str, Any]], str]) -> str:
+    """A study with several settings: one line for each, base and differences."""
+    arms = [arm for arm in MAIN if any(run.arm == arm for run in results.of(study))]
+    rows = []
+    for summary in results.summaries(study):
+        present = {arm.arm: arm for arm in summary.arms}
+        row = [label(summary.settings), str(len(present["base"].seeds))]
+        row.append(pm(present["base"].accuracy))
+        for arm in arms:
+            test = present[arm].accuracy_test if arm in present else None
+            row.append(
+                "–"
+                if test is None
+                else f"{pm(test.change.welch, sign='+')} ({p_value(test.adjusted_p)})"
+            )
+        row.append(max((f"{t.smallest:.1f}" for a in arms if a in present
+                        and (t := present[a].accuracy_test) is not None), default="–"))  # fmt: skip
+        rows.append(row)
+    head = [heading, "seeds", "base, %", *(f"{MAIN[arm]} - base (Holm p)" for arm in arms)]
+    return markdown_table([*head, "could see"], rows)
+
+
+def rates(results: Results, study: str) -> str:
+    """Accuracy by learning rate, and best against best."""
+    groups = sorted(group_runs(results.of(study)), key=lambda group: group.settings["lr"])
+    arms = ["base", *(arm for arm in MAIN if any(arm in group.arms for group in groups))]
+    rows, best = [], dict.fromkeys(arms, groups[0])
+    for group in groups:
+        row = [f"{group.settings['lr']:g}"]
+        for arm in arms:
+            runs = group.arms.get(arm)
+            row.append("–" if not runs else pm(_mean(runs)))
+            if runs and _mean(runs).mean > _mean(best[arm].arms[arm]).mean:
+                best[arm] = group
+        rows.append(row)
+    ends = {arm: best[arm].arms[arm] for arm in arms}
+    rows.append(["best", *(f"{pm(_mean(runs))} at {best[a].settings['lr']:g}"
+                           for a, runs in ends.items())])  # fmt: skip
+    changes = {arm: against(ends[arm], ends["base"]) for arm in arms[1:]}
+    adjusted = holm([math.nan if c is None else c.welch_p for c in changes.values()])
+    rows.append(
+        [
+            "best - best base (Holm p)",
+            "–",
+            *(
+                "–" if c is None else f"{pm(c.welch, sign='+')} ({p_value(p)})"
+                for c, p in zip(changes.values(), adjusted, strict=True)
+            ),
+        ]
+    )
+    return markdown_table(["learning rate", *(named(arm) for arm in arms)], rows)
+
+
+def _mean(runs: Sequence[RunRecord]) -> Interval:
+    return interval([float(accuracy(run) or 0) for run in runs])
+
+
+def long(results: Results, study: str) -> str:
+    """A long schedule: last epoch, training and test loss, and where base was passed."""
+    (summary,) = results.summaries(study)
+    (group,) = group_runs(results.of(study))
+    rows = []
+    for arm in summary.arms:
+        runs = group.arms[arm.arm]
+        row = _arm_row(arm)[:4]
+        test = arm.accuracy_test
+        row.append("–" if test is None else f"{test.smallest:.1f}")
+        row += [pm(interval([float(run.final["train_loss"] or 0) for run in runs]), 3)]
+        row += [pm(arm.loss, 3)]
+        for epoch in (5, 10, 20, 40):
+            place = runs[0].curves["epoch"].index(epoch)
+            row.append(f"{100 * fmean(r.curves['test_accuracy'][place] for r in runs):.1f}")
+        rows.append(row)
+    head = ["arm", "seeds", "accuracy, %", "- base (Holm p)", "could see", "train loss",
+            "test loss", "epoch 5", "10", "20", "40"]  # fmt: skip
+    return markdown_table(head, rows)
+
+
+def machine(results: Results) -> str:
+    """Versions and hardware of all runs."""
+    found: dict[str, dict[str, None]] = {}
+    for runs in results.records.values():
+        for run in runs:
+            for name, value in run.environment.items():
+                found.setdefault(name, {})[value] = None
+    return markdown_table(["", ""], [[name, ", ".join(values)] for name, values in found.items()])
+
+
+def commands(results: Results) -> str:
+    """What each study is, and how it was made."""
+    parts = []
+    for name, study in STUDIES.items():
+        if results.of(name):
+            made, planned = len(results.of(name)), len(study.runs())
+            rest = "" if made == planned else f" of {planned}"
+            parts.append(f"* `{name}`, {made}{rest} runs: `{study.command}`")
+    return "\n".join(parts)
+
+
+MAKERS: dict[str, Callable[[Results], str]] = {
+    "overview": overview,
+    "counts": counts,
+    "controls-sgd": lambda r: arms_table(r, "controls-sgd"),
+    "controls-adamw": lambda r: arms_table(r, "controls-adamw"),
+    "rates-sgd": lambda r: rates(r, "rates-sgd"),
+    "rates-adamw": lambda r: rates(r, "rates-adamw"),
+    "long-sgd": lambda r: long(r, "long-sgd"),
+    "long-adamw": lambda r: long(r, "long-adamw"),
+    "noise": lambda r: grid(r, "noise", "wrong labels", lambda s: f"{s['label_noise']:.0%}"),
+    "batches-sgd": lambda r: grid(r, "batches-sgd", "SGD", lambda s: f"B {s['batch_size']}"),
+    "batches-adamw": lambda r: grid(r, "batches-adamw", "AdamW", lambda s: f"B {s['batch_size']}"),
+    "cifar100": lambda r: grid(r, "cifar100", "", lambda s: OPTIMIZERS[s["optimizer"]]),
+    "vit": lambda r: arms_table(r, "vit"),
+    "resnet": lambda r: arms_table(r, "resnet"),
+    "upgrad": lambda r: arms_table(r, "upgrad"),
+    "commands": commands,
+    "machine": machine,
+}
+
+
+def filled(page: str, results: Results) -> str:
+    """The page with the tables of the results."""
+
+    def fill(match: re.Match[str]) -> str:
+        return f"{match[1]}\n{MAKERS[match[2]](results)}\n\n{match[3]}"
+
+    return MARK.sub(fill, page)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Make tables and pictures of docs/results.md.")
+    parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR")
+    parser.add_argument("--page", type=Path, default=PAGE)
+    parser.add_argument("--images", type=Path, default=IMAGES, metavar="DIR")
+    parser.add_argument("--check", action="store_true", help="write nothing; 1 if it would change")
+    arguments = parser.parse_args(argv)
+    results = Results(arguments.results)
+    before = arguments.page.read_text(encoding="utf-8")
+    after = filled(before, results)
+    if arguments.check:
+        return int(before != after)
+    arguments.page.write_text(after, encoding="utf-8")
+    for name, figure in pictures(results).items():
+        path = arguments.images / f"results-{name}.png"
+        figure.savefig(path, dpi=130, facecolor="white", metadata={"Software": None})
+        print(f"wrote {path.name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

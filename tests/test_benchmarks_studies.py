@@ -1,0 +1,113 @@
+"""The results page: its runs are committed, its tables and pictures come from them."""
+
+import importlib
+import json
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+RUNS = sorted((ROOT / "results" / "runs").glob("*.json"))
+PAGE = ROOT / "docs" / "results.md"
+MODULES = ("studies", "studies_page", "_study_figures", "_common")
+
+
+@pytest.fixture
+def load(monkeypatch):
+    """Import a benchmark as its own directory sees it, as `python benchmarks/...` would."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    for name in MODULES:
+        sys.modules.pop(name, None)
+    yield importlib.import_module
+    for name in MODULES:
+        sys.modules.pop(name, None)
+
+
+def test_studies_run_and_go_on_where_they_stopped(load, tmp_path, capsys):
+    studies = load("studies")
+    assert studies.main(["--smoke", "--only", "vit", "upgrad"]) == 0
+    study = studies.smoke(studies.STUDIES["long-sgd"])
+    arguments = studies.argparse.Namespace(workers=1, data_dir=None, cache_dir=None)
+    studies.run_study(study, arguments, tmp_path)
+    files = sorted((tmp_path / "runs").glob("*.json"))
+    assert len(files) == len(study.runs()) == 5
+    files[0].unlink()
+    capsys.readouterr()
+    studies.run_study(study, arguments, tmp_path)
+    told = capsys.readouterr()
+    assert "1 run(s) to make" in told.out + told.err
+    assert sorted((tmp_path / "runs").glob("*.json")) == files
+
+
+def test_every_committed_run_belongs_to_a_study(load):
+    studies = load("studies")
+    names = {
+        path.name
+        for study in studies.STUDIES.values()
+        for run in study.runs()
+        if (path := studies.Store(studies.RESULTS).run_path(run)).exists()
+    }
+    assert names == {path.name for path in RUNS}
+    assert len(names) > 100
+
+
+def test_runs_are_finished_say_how_they_were_made_and_name_no_folder():
+    for path in RUNS:
+        text = path.read_text(encoding="utf-8")
+        content = json.loads(text)
+        assert content["complete"], path.name
+        assert content["command"].startswith("primum compare "), path.name
+        assert {"torch", "python", "cpu"} <= content["environment"].keys(), path.name
+        assert content["final"]["fallbacks"] == 0, path.name
+        assert not re.search(r"/(home|tmp|work|root|usr)\b", text), path.name
+
+
+def test_what_is_listed_is_what_there_is(load, capsys):
+    studies = load("studies")
+    assert studies.main(["--list"]) == 0
+    listed = capsys.readouterr().out
+    for study in studies.STUDIES.values():
+        assert f"{study.name}: " in listed
+        assert study.command in listed
+
+
+def test_every_table_of_the_page_comes_from_the_runs(load, tmp_path):
+    page = load("studies_page")
+    assert page.main(["--check"]) == 0, "run python benchmarks/studies_page.py"
+    shown = re.findall(r"<!-- table ([\w-]+) -->", PAGE.read_text(encoding="utf-8"))
+    results = page.Results(page.RESULTS)
+    made = [name for name in page.MAKERS if name not in page.STUDIES or results.of(name)]
+    assert sorted(shown) == sorted(made)
+    other = tmp_path / "results.md"
+    other.write_text(PAGE.read_text(encoding="utf-8").replace(" ± ", " ~ ", 1), encoding="utf-8")
+    assert page.main(["--check", "--page", str(other)]) == 1
+
+
+def test_every_picture_is_drawn_and_shown(load, tmp_path):
+    page = load("studies_page")
+    shown = set(re.findall(r"images/(results-[\w-]+\.png)", PAGE.read_text(encoding="utf-8")))
+    copy = tmp_path / "results.md"
+    shutil.copy(PAGE, copy)
+    assert page.main(["--page", str(copy), "--images", str(tmp_path)]) == 0
+    assert {path.name for path in tmp_path.glob("*.png")} == shown
+    for name in shown:
+        assert (ROOT / "docs" / "images" / name).stat().st_size > 5000
+    assert all(re.findall(r"!\[(.*?)\]", PAGE.read_text(encoding="utf-8")))
+
+
+def test_differences_are_over_common_seeds(load):
+    page = load("studies_page")
+    runs = {
+        arm: [
+            page.RunRecord("n", arm, seed, final={"test_accuracy": value})
+            for seed, value in enumerate(values)
+        ]
+        for arm, values in {"base": (0.5, 0.6, 0.9), "primum": (0.6, 0.8)}.items()
+    }
+    change = page.against(runs["primum"], runs["base"])
+    assert change.welch.count == 2
+    assert change.paired.mean == pytest.approx(15)
+    assert page.against(runs["primum"], []) is None
