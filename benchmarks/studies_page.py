@@ -22,7 +22,14 @@ from studies import RESULTS, STUDIES
 
 from primum.experiments.report.groups import Group, accuracy, group_runs
 from primum.experiments.runs import RunRecord
-from primum.experiments.statistics import Difference, Interval, difference, holm, interval
+from primum.experiments.statistics import (
+    Difference,
+    Interval,
+    difference,
+    holm,
+    interval,
+    smallest_effect,
+)
 from primum.experiments.sweeps.store import Store
 from primum.experiments.sweeps.summary import ArmSummary, SettingSummary, summarise
 
@@ -94,14 +101,20 @@ def p_value(p: float) -> str:
     return "<0.001" if p < 0.001 else f"{p:.3f}"
 
 
+def percent(run: RunRecord) -> float:
+    """Accuracy of the last epoch; every finished run has one."""
+    found = accuracy(run)
+    assert found is not None
+    return found
+
+
 def against(mine: Sequence[RunRecord], other: Sequence[RunRecord]) -> Difference | None:
     """Accuracy in points, over the seeds both have."""
-    first, second = ({run.seed: accuracy(run) for run in runs} for runs in (mine, other))
+    first, second = ({run.seed: percent(run) for run in runs} for runs in (mine, other))
     common = sorted(first.keys() & second.keys())
-    pairs = [(first[seed], second[seed]) for seed in common]
-    if not pairs:
+    if not common:
         return None
-    return difference([float(a or 0) for a, _ in pairs], [float(b or 0) for _, b in pairs])
+    return difference([first[seed] for seed in common], [second[seed] for seed in common])
 
 
 def told(settings: dict[str, Any]) -> str:
@@ -140,7 +153,7 @@ def overview(results: Results) -> str:
     adjusted = {arm: iter(holm([c[arm].welch_p for _, _, c in lines if arm in c])) for arm in MAIN}
     rows = []
     for name, group, changes in lines:
-        cells = [name, pm(interval([float(accuracy(r) or 0) for r in group.arms["base"]]))]
+        cells = [name, pm(_mean(group.arms["base"]))]
         for arm in MAIN:
             if arm not in changes:
                 cells.append("–")
@@ -231,60 +244,68 @@ def _arm_row(arm: ArmSummary) -> list[str]:
 
 
 def grid(results: Results, study: str, heading: str, label: Callable[[dict[str, Any]], str]) -> str:
-    """A study with several settings: one line for each, base and differences."""
-    arms = [arm for arm in MAIN if any(run.arm == arm for run in results.of(study))]
+    """A study with several settings: one line for each; all differences are one family."""
+    groups = group_runs(results.of(study))
+    arms = [arm for arm in MAIN if any(arm in group.arms for group in groups)]
+    cells = {
+        (place, arm): (group.arms[arm], group.arms["base"])
+        for place, group in enumerate(groups)
+        for arm in arms
+        if arm in group.arms
+    }
+    changes = {cell: change for cell, both in cells.items() if (change := against(*both))}
+    adjusted = dict(zip(changes, holm([c.welch_p for c in changes.values()]), strict=True))
     rows = []
-    for summary in results.summaries(study):
-        present = {arm.arm: arm for arm in summary.arms}
-        row = [label(summary.settings), str(len(present["base"].seeds))]
-        row.append(pm(present["base"].accuracy))
+    for place, group in enumerate(groups):
+        base = group.arms["base"]
+        row = [label(group.settings), str(len(base)), pm(_mean(base))]
         for arm in arms:
-            test = present[arm].accuracy_test if arm in present else None
+            cell = place, arm
             row.append(
-                "–"
-                if test is None
-                else f"{pm(test.change.welch, sign='+')} ({p_value(test.adjusted_p)})"
+                f"{pm(changes[cell].welch, sign='+')} ({p_value(adjusted[cell])})"
+                if cell in changes
+                else "–"
             )
-        row.append(max((f"{t.smallest:.1f}" for a in arms if a in present
-                        and (t := present[a].accuracy_test) is not None), default="–"))  # fmt: skip
+        missed = [
+            smallest_effect(*([percent(r) for r in runs] for runs in cells[place, arm]),
+                            family=len(changes))
+            for arm in arms if (place, arm) in changes
+        ]  # fmt: skip
+        row.append(f"{max(missed):.1f}" if missed else "–")
         rows.append(row)
     head = [heading, "seeds", "base, %", *(f"{MAIN[arm]} - base (Holm p)" for arm in arms)]
     return markdown_table([*head, "could see"], rows)
 
 
 def rates(results: Results, study: str) -> str:
-    """Accuracy by learning rate, and best against best."""
+    """Accuracy by learning rate, and best against best; a best at the edge is marked."""
     groups = sorted(group_runs(results.of(study)), key=lambda group: group.settings["lr"])
     arms = ["base", *(arm for arm in MAIN if any(arm in group.arms for group in groups))]
-    rows, best = [], dict.fromkeys(arms, groups[0])
-    for group in groups:
-        row = [f"{group.settings['lr']:g}"]
-        for arm in arms:
-            runs = group.arms.get(arm)
-            row.append("–" if not runs else pm(_mean(runs)))
-            if runs and _mean(runs).mean > _mean(best[arm].arms[arm]).mean:
-                best[arm] = group
-        rows.append(row)
-    ends = {arm: best[arm].arms[arm] for arm in arms}
-    rows.append(["best", *(f"{pm(_mean(runs))} at {best[a].settings['lr']:g}"
-                           for a, runs in ends.items())])  # fmt: skip
-    changes = {arm: against(ends[arm], ends["base"]) for arm in arms[1:]}
-    adjusted = holm([math.nan if c is None else c.welch_p for c in changes.values()])
+    rows = [
+        [f"{group.settings['lr']:g}",
+         *(pm(_mean(group.arms[arm])) if arm in group.arms else "–" for arm in arms)]
+        for group in groups
+    ]  # fmt: skip
+    best = {
+        arm: max(
+            (place for place, group in enumerate(groups) if arm in group.arms),
+            key=lambda place, arm=arm: _mean(groups[place].arms[arm]).mean,
+        )
+        for arm in arms
+    }
+    ends = {arm: groups[place].arms[arm] for arm, place in best.items()}
+    edge = (0, len(groups) - 1)
     rows.append(
-        [
-            "best - best base (Holm p)",
-            "–",
-            *(
-                "–" if c is None else f"{pm(c.welch, sign='+')} ({p_value(p)})"
-                for c, p in zip(changes.values(), adjusted, strict=True)
-            ),
-        ]
-    )
+        ["best", *(f"{pm(_mean(ends[arm]))} at {groups[place].settings['lr']:g}"
+                   + (" (edge)" if place in edge else "") for arm, place in best.items())]
+    )  # fmt: skip
+    changes = [against(ends[arm], ends["base"]) for arm in arms[1:]]
+    rows.append(["best - best of base", "–", *(pm(c and c.welch, sign="+") for c in changes)])
     return markdown_table(["learning rate", *(named(arm) for arm in arms)], rows)
 
 
 def _mean(runs: Sequence[RunRecord]) -> Interval:
-    return interval([float(accuracy(run) or 0) for run in runs])
+    return interval([percent(run) for run in runs])
 
 
 def long(results: Results, study: str) -> str:
@@ -297,14 +318,15 @@ def long(results: Results, study: str) -> str:
         row = _arm_row(arm)[:4]
         test = arm.accuracy_test
         row.append("–" if test is None else f"{test.smallest:.1f}")
-        row += [pm(interval([float(run.final["train_loss"] or 0) for run in runs]), 3)]
+        losses = [run.final["train_loss"] for run in runs]
+        row.append(pm(interval([each for each in losses if each is not None]), 3))
         row += [pm(arm.loss, 3)]
         for epoch in (5, 10, 20, 40):
             place = runs[0].curves["epoch"].index(epoch)
             row.append(f"{100 * fmean(r.curves['test_accuracy'][place] for r in runs):.1f}")
         rows.append(row)
-    head = ["arm", "seeds", "accuracy, %", "- base (Holm p)", "could see", "train loss",
-            "test loss", "epoch 5", "10", "20", "40"]  # fmt: skip
+    head = ["arm", "seeds", "accuracy, %", "- base (Holm p)", "could see",
+            "train loss, last 5 epochs", "test loss", "epoch 5", "10", "20", "40"]  # fmt: skip
     return markdown_table(head, rows)
 
 

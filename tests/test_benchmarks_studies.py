@@ -60,7 +60,7 @@ def test_runs_are_finished_say_how_they_were_made_and_name_no_folder():
         content = json.loads(text)
         assert content["complete"], path.name
         assert content["command"].startswith("primum compare "), path.name
-        assert {"torch", "python", "cpu"} <= content["environment"].keys(), path.name
+        assert {"torch", "python", "processor"} <= content["environment"].keys(), path.name
         assert content["final"]["fallbacks"] == 0, path.name
         assert not re.search(r"/(home|tmp|work|root|usr)\b", text), path.name
 

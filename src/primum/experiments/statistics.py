@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy.optimize import brentq
@@ -42,17 +42,22 @@ class Interval:
 
 @dataclass(frozen=True)
 class Difference:
-    """Arm minus reference. Paired: seed by seed, which share their start; Welch: as two groups."""
+    """Arm minus reference. Paired: seed by seed, which share their start; Welch: as two groups.
+
+    `adjusted_p` is Welch's p-value corrected for the family it belongs to, if it has one.
+    """
 
     paired: Interval
     paired_p: float
     welch: Interval
     welch_p: float
+    adjusted_p: float | None = None
 
     @property
     def seen(self) -> bool:
-        """Called a difference only when both intervals leave out zero."""
-        return self.paired.excludes_zero and self.welch.excludes_zero
+        """Called a difference only when both intervals leave out zero, and the family agrees."""
+        among_others = self.adjusted_p is None or self.adjusted_p < 1 - LEVEL
+        return self.paired.excludes_zero and self.welch.excludes_zero and among_others
 
 
 def interval(values: Sequence[float]) -> Interval:
@@ -104,11 +109,25 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def smallest_effect(arm: Sequence[float], reference: Sequence[float]) -> float:
+def as_family(found: Sequence[Difference | None]) -> list[Difference | None]:
+    """The same differences, each with its p-value corrected for all of them (Holm)."""
+    adjusted = holm([math.nan if each is None else each.welch_p for each in found])
+    return [
+        None if each is None else replace(each, adjusted_p=p)
+        for each, p in zip(found, adjusted, strict=True)
+    ]
+
+
+def smallest_effect(arm: Sequence[float], reference: Sequence[float], *, family: int = 1) -> float:
     """The true difference that Welch's test would call one, with its sign, four times out of five.
 
-    With as many seeds and as much spread as were found, at the 5% level; not a number below two
-    seeds.
+    With as many seeds and as much spread as were found; not a number below two seeds.
+
+    Args:
+        arm: Values of one group.
+        reference: Of the other.
+        family: Of so many tests; the level is that of the first of them by Holm, 5% over their
+            number, which is the strictest.
     """
     n, m = len(arm), len(reference)
     if n < 2 or m < 2:
@@ -117,8 +136,10 @@ def smallest_effect(arm: Sequence[float], reference: Sequence[float]) -> float:
     error = math.sqrt(var_a + var_b)
     if error == 0:
         return 0.0
+    if not math.isfinite(error):
+        return math.nan
     freedom = (var_a + var_b) ** 2 / (var_a**2 / (n - 1) + var_b**2 / (m - 1))
-    bound = _quantile(freedom)
+    bound = _quantile(freedom, 1 - (1 - LEVEL) / family)
 
     def lacking(effect: float) -> float:
         return float(nct.sf(bound, freedom, effect)) - POWER
@@ -129,8 +150,8 @@ def smallest_effect(arm: Sequence[float], reference: Sequence[float]) -> float:
     return error * float(brentq(lacking, 0.0, enough))
 
 
-def _quantile(freedom: float) -> float:
-    return float(student.ppf(0.5 + LEVEL / 2, freedom))
+def _quantile(freedom: float, level: float = LEVEL) -> float:
+    return float(student.ppf(0.5 + level / 2, freedom))
 
 
 def _p_value(mean: float, error: float, freedom: float) -> float:

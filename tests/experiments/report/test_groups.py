@@ -18,6 +18,7 @@ from primum.experiments.report.groups import (
     until_base,
 )
 from primum.experiments.runs import RunRecord
+from primum.experiments.statistics import holm
 
 from .conftest import MakeRuns
 
@@ -89,10 +90,12 @@ def test_how_soon_base_is_reached(make_runs: MakeRuns) -> None:
     base, primum = make_runs({"base": 0.0, "primum": 0.0}, seeds=1)
     plain = with_curves(base, [3.0, 2.0, 1.0, 1.5], 10, 20, 30, 40)  # the last, not the best
     for losses, steps, share in (
-        ([2.0, 1.4, 1.0, 0.9], (10, 20, 30, 40), 0.5),
+        ([2.0, 1.9, 1.8, 1.7], (10, 20, 30, 40), None),  # never
+        ([2.0, 1.4, 1.0, None], (10, 20, 30, 40), None),  # diverged
+        ([2.0, 1.4, 1.6, 1.5], (10, 20, 30, 40), 1.0),  # not where it only passed by
+        ([2.0, 1.6, 1.6, 1.4], (20, 40, 60, 80), 2.0),  # a longer run
         ([None, 1.4, 1.0, 0.9], (10, 20, 30, 40), 0.5),
-        ([2.0, 1.9, 1.8, 1.7], (10, 20, 30, 40), 1.0),  # never
-        ([2.0, 1.9, 1.8, 1.7], (20, 40, 60, 80), 2.0),  # never, and longer
+        ([2.0, 1.4, 1.0, 0.9], (10, 20, 30, 40), 0.5),
     ):
         run = with_curves(primum, losses, *steps)
         for axis in ("step", "seconds"):
@@ -109,6 +112,9 @@ def test_differences_are_the_focus_minus_the_other_over_common_seeds(make_runs: 
     runs = [run for run in runs if (run.arm, run.seed) != ("permuted", 0)]
     found = {each.other: each for each in against_others(only(runs))}
     assert {other: each.seeds for other, each in found.items()} == {"base": 3, "permuted": 2}
+    accuracies = [each.accuracy for each in found.values() if each.accuracy is not None]
+    adjusted = holm([change.welch_p for change in accuracies])
+    assert [change.adjusted_p for change in accuracies] == adjusted  # one family
     means = {o: each.accuracy.paired.mean for o, each in found.items() if each.accuracy}
     assert means == pytest.approx({"base": 2.0, "permuted": -1.0})
 

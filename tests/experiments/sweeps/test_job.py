@@ -90,3 +90,4 @@ def test_a_run_that_diverges_is_a_result(place: Place) -> None:
     found = place.store.find(tiny("base", lr=1e30))
     assert found is not None
     assert found.final["test_loss"] is None
+    assert numbers(made) == numbers(found)  # the sweep's table and that of a later call are one

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any, NamedTuple
 
 from primum.experiments.runs import RunRecord
-from primum.experiments.statistics import Difference, Interval, difference, interval
+from primum.experiments.statistics import Difference, Interval, as_family, difference, interval
 
 Figure = Callable[[RunRecord], "float | None"]
 
@@ -124,7 +124,7 @@ def columns(group: Group) -> list[Column]:
 
 
 def against_others(group: Group) -> list[Against]:
-    """The arm in focus against each of the others."""
+    """The arm in focus against each of the others, as one family of tests for each figure."""
     focus = group.focus
     if focus is None:
         return []
@@ -145,7 +145,13 @@ def against_others(group: Group) -> list[Against]:
                 loss=_difference(*pair, lambda run: run.final.get("test_loss")),
             )
         )
-    return found
+    accuracies, losses = (
+        as_family([getattr(each, figure) for each in found]) for figure in ("accuracy", "loss")
+    )
+    return [
+        replace(each, accuracy=accuracy, loss=loss)
+        for each, accuracy, loss in zip(found, accuracies, losses, strict=True)
+    ]
 
 
 def moments_by_label(group: Group) -> dict[str, list[dict[str, Any]]]:
@@ -188,9 +194,9 @@ def ms_per_step(run: RunRecord) -> float | None:
 
 
 def until_base(run: RunRecord, base: RunRecord, axis: str) -> float | None:
-    """Where the test loss first was at most base's last, as a share of base's whole `axis`.
+    """From where on the test loss was at most base's last, as a share of base's whole `axis`.
 
-    A run that never gets there counts for the whole, or for its own if it is longer.
+    None if it was not at the end. As fine as the evaluations are.
 
     Args:
         run: Any.
@@ -203,10 +209,13 @@ def until_base(run: RunRecord, base: RunRecord, axis: str) -> float | None:
         return None
     if theirs[-1] is None or not whole[-1]:
         return None
+    since = None
     for loss, place in zip(losses, places, strict=True):
-        if loss is not None and loss <= theirs[-1]:
-            return None if place is None else float(place / whole[-1])
-    return None if places[-1] is None else max(1.0, float(places[-1] / whole[-1]))
+        if loss is None or loss > theirs[-1]:
+            since = None
+        elif since is None:
+            since = place
+    return None if since is None else float(since / whole[-1])
 
 
 def _mean(run: RunRecord, column: str, scale: float) -> float | None:

@@ -27,7 +27,7 @@ from primum.experiments.report.pictures import (
 from primum.experiments.runs import RunRecord
 from primum.experiments.statistics import Difference
 from primum.experiments.summary import show
-from primum.experiments.verdict import RULE
+from primum.experiments.verdict import RULE as DEMO_RULE
 
 READING = (
     "Figures are means over seeds with 95% Student-t intervals, from the last epoch, never the "
@@ -64,7 +64,8 @@ def render_runs(
         notes: Paragraphs below the settings.
     """
     groups = group_runs(records)
-    rule = parts.paragraph(RULE, "note") if any(group.focus for group in groups) else ""
+    rule = DEMO_RULE if verdicts else words.RULE
+    rule = parts.paragraph(rule, "note") if any(group.focus for group in groups) else ""
     told = "".join(_verdict(group, verdicts or {}) for group in groups)
     body = [
         f"<h1>{escape(title)}</h1>",
@@ -125,18 +126,19 @@ def _differences(group: Group) -> str:
         return ""
     head = [group.focus or ""]
     for figure in ("accuracy", "loss"):
-        head += [f"{figure}, paired", "p", f"{figure}, Welch", "p"]
+        head += [f"{figure}, paired", "p", f"{figure}, Welch", "p", "Holm p"]
     return "<h3>Differences</h3>" + parts.table(head, rows, label=f"{group.title}: differences")
 
 
 def _difference(change: Difference | None, digits: int) -> list[str]:
     if change is None:
-        return ["–"] * 4
+        return ["–"] * 5
     return [
         show(change.paired, digits),
         f"{change.paired_p:.2g}",
         show(change.welch, digits),
         f"{change.welch_p:.2g}",
+        "–" if change.adjusted_p is None else f"{change.adjusted_p:.2g}",
     ]
 
 

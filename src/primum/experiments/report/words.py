@@ -19,8 +19,17 @@ from primum.experiments.verdict import NOT_SEEN
 
 CONTROLS = {
     "permuted": "the same weights given to random samples",
+    "normalised": "the same weights, divided by their mean",
+    "loss-weighted": "the same weights, given by the size of the loss",
+    "focal": "the focal loss",
     "lr-matched": "a learning rate raised by the same mean factor",
+    "time-matched": "as many more steps as the time allowed",
 }
+RULE = (
+    "A difference is called one only when its paired 95% interval leaves out zero and Welch's "
+    "test, with the seeds as two separate groups, stays below 5% after Holm's correction for all "
+    "comparisons of the table."
+)
 
 
 def headline(group: Group) -> str:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from time import monotonic
 from typing import Any
 
 import torch
 
 from primum.experiments.images import load_data
-from primum.experiments.runs import RunRecord
+from primum.experiments.runs import FORMAT, RunRecord, run_from, without_nan
 from primum.experiments.sweeps.build import own_random_numbers
 from primum.experiments.sweeps.ranks import current
 from primum.experiments.sweeps.settings import RunSettings
@@ -66,7 +66,9 @@ def run_job(
             if state is not None and training.continues(state):
                 training.load_state_dict(state)
             _train(training, place, on_step)
-            record = make_record(training, place)
+            # As it will be read from its file: no number at all instead of a NaN.
+            made = {"format": FORMAT, **asdict(make_record(training, place))}
+            record = run_from(without_nan(made))
     finally:
         torch.set_num_threads(before)
     if ranks.leads:

@@ -37,7 +37,8 @@ class AgainstBase:
     Attributes:
         change: Arm minus base; Welch's test is the main one, the paired test the second.
         adjusted_p: Welch's p-value after Holm's correction over all arms of the table.
-        smallest: The true difference so many seeds would have shown four times out of five.
+        smallest: The true difference so many seeds would have shown four times out of five, at
+            the strictest level of that correction.
     """
 
     change: Difference
@@ -58,8 +59,8 @@ class AgainstBase:
 class ArmSummary:
     """One arm: figures of the last epoch, percentages from 0 to 100; None where unknown.
 
-    `steps_to_base` and `time_to_base`: when the test loss first was what base's is at its end, as
-    shares of base's steps and time; runs that never get there count for the whole.
+    `steps_to_base` and `time_to_base`: from when on the test loss was no more than base's is at its
+    end, as shares of base's steps and time; None unless every seed got there.
     """
 
     arm: str
@@ -119,22 +120,23 @@ def _summarise(group: Group) -> SettingSummary:
 
 
 def _tests(group: Group, base: dict[int, RunRecord], figure: Figure) -> dict[str, AgainstBase]:
-    """Every arm against base, as one family."""
-    found: dict[str, tuple[Difference, float]] = {}
+    """Every arm against base, as one family.
+
+    Where a common seed lacks the figure, because its run diverged, there is no test: without that
+    seed the arm would look better than it is.
+    """
+    values: dict[str, tuple[list[float], list[float]]] = {}
     for label, runs in group.arms.items():
-        pairs = [
-            (mine, plain)
-            for run in runs
-            if label != "base" and run.seed in base
-            if (mine := figure(run)) is not None and (plain := figure(base[run.seed])) is not None
-        ]
-        if pairs:
-            own, other = ([pair[place] for pair in pairs] for place in (0, 1))
-            found[label] = difference(own, other), smallest_effect(own, other)
-    adjusted = holm([change.welch_p for change, _ in found.values()])
+        common = [run for run in runs if run.seed in base]
+        own = [value for run in common if (value := figure(run)) is not None]
+        other = [value for run in common if (value := figure(base[run.seed])) is not None]
+        if label != "base" and common and len(own) == len(other) == len(common):
+            values[label] = own, other
+    changes = {label: difference(*both) for label, both in values.items()}
+    adjusted = holm([change.welch_p for change in changes.values()])
     return {
-        label: AgainstBase(change, p, smallest)
-        for (label, (change, smallest)), p in zip(found.items(), adjusted, strict=True)
+        label: AgainstBase(change, p, smallest_effect(*values[label], family=len(values)))
+        for (label, change), p in zip(changes.items(), adjusted, strict=True)
     }
 
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
+from primum.experiments.sweeps.job import Place
 from primum.experiments.sweeps.reproduce.cli import NAMES
 from primum.experiments.sweeps.reproduce.experiments import EXPERIMENTS
+from primum.experiments.sweeps.settings import SettingsError
 
 
 def test_the_command_knows_every_experiment() -> None:
@@ -11,3 +15,9 @@ def test_the_command_knows_every_experiment() -> None:
     assert all(experiment.title for experiment in EXPERIMENTS.values())
     assert EXPERIMENTS["table1"].seeds == 5
     assert EXPERIMENTS["gram"].seeds is None
+
+
+@pytest.mark.parametrize("name", ["figure1", "figure2", "gram", "gram-adamw"])
+def test_a_device_that_would_not_be_used_is_refused(name: str, place: Place) -> None:
+    with pytest.raises(SettingsError, match="leave out --device cuda"):
+        EXPERIMENTS[name].run("smoke", range(1), place, "cuda")

@@ -123,14 +123,23 @@ def train_with(tail: int, size: Size, data: ImageData, device: torch.device) -> 
     times: list[float] = []
     for epoch in range(size.epochs):
         for batch in batches.epoch(epoch):
+            images, labels = batch.images.to(device), batch.targets.to(device)
+            _wait(device)
             begin = perf_counter()
-            step(batch.images.to(device), batch.targets.to(device))
+            step(images, labels)
+            _wait(device)
             times.append(perf_counter() - begin)
     test = Batches(data.test, data, batch_size=500, shuffle=False, drop_last=False)
     _, accuracy = evaluate(model.cpu(), test.epoch(0))
     first = next(iter(batches.epoch(0)))
     memory = peak_memory(copy.deepcopy(model), tail, first.images, first.targets)
     return Measured(tail, accuracy, 1e3 * median(times), memory)
+
+
+def _wait(device: torch.device) -> None:
+    """Until the device has done what it was told: a GPU works on by itself."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def build_network(classes: int, blocks: int) -> nn.Sequential:

@@ -13,6 +13,7 @@ from primum.experiments.sweeps.reproduce.findings import Finding, Scale
 from primum.experiments.sweeps.reproduce.layers import run_layers
 from primum.experiments.sweeps.reproduce.scripts import run_gram, run_solver
 from primum.experiments.sweeps.reproduce.training import run_table
+from primum.experiments.sweeps.settings import SettingsError
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,12 @@ def _table(name: str) -> Experiment:
 
 
 def _without_seeds(title: str, make: Callable[[Scale, Place], list[Finding]]) -> Experiment:
-    return Experiment(title, None, lambda scale, seeds, place, device: make(scale, place))
+    def run(scale: Scale, seeds: Sequence[int], place: Place, device: str) -> list[Finding]:
+        if device != "cpu":
+            raise SettingsError(f"this one is made on the CPU; leave out --device {device}")
+        return make(scale, place)
+
+    return Experiment(title, None, run)
 
 
 EXPERIMENTS: dict[str, Experiment] = {
