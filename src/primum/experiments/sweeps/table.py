@@ -32,8 +32,8 @@ NOTE = (
     "corrected for all arms of the table; below 0.05 a difference is called seen. could see: the "
     "true difference so many seeds show four times out of five, with that correction and the "
     "spread found. harmed, taken: share of a batch whose loss the plain step, and the step taken, "
-    "raises, through the head. steps to, time to: from when on the test loss was no more than base's is at "
-    "its end, as a share of base's; empty unless every seed got there."
+    "raises, through the head. steps to, time to: from when on the test loss was no more "
+    "than base's is at its end, as a share of base's; empty unless every seed got there."
 )
 
 
