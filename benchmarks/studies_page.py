@@ -2,7 +2,7 @@
 
     python benchmarks/studies_page.py       # writes both; --check only compares
 
-Tables stand between `<!-- table NAME -->` and `<!-- end -->`; the words around them are ours.
+Both stand between `<!-- table NAME -->` and `<!-- end -->`; the words around them are ours.
 """
 
 from __future__ import annotations
@@ -372,11 +372,27 @@ MAKERS: dict[str, Callable[[Results], str]] = {
 }
 
 
+PICTURES = {
+    "overview": "Differences from base for all settings, as points with intervals",
+    "controls-sgd": "Test accuracy over seconds of training, SGD",
+    "controls-adamw": "Test accuracy over seconds of training, AdamW",
+    "rates-sgd": "Test accuracy by learning rate, SGD",
+    "rates-adamw": "Test accuracy by learning rate, AdamW",
+    "long-sgd": "Test accuracy over 40 epochs, SGD",
+    "long-adamw": "Test accuracy over 40 epochs, AdamW",
+}
+
+
 def filled(page: str, results: Results) -> str:
     """The page with the tables of the results."""
 
     def fill(match: re.Match[str]) -> str:
-        return f"{match[1]}\n{MAKERS[match[2]](results)}\n\n{match[3]}"
+        name = match[2]
+        there = name not in STUDIES or results.of(name)
+        made = MAKERS[name](results) if there else "Not run yet."
+        if there and name in PICTURES:
+            made += f"\n\n![{PICTURES[name]}](images/results-{name}.png)"
+        return f"{match[1]}\n{made}\n\n{match[3]}"
 
     return MARK.sub(fill, page)
 

@@ -51,7 +51,7 @@ def test_every_committed_run_belongs_to_a_study(load):
         if (path := studies.Store(studies.RESULTS).run_path(run)).exists()
     }
     assert names == {path.name for path in RUNS}
-    assert len(names) > 100
+    assert names
 
 
 def test_runs_are_finished_say_how_they_were_made_and_name_no_folder():
@@ -78,9 +78,7 @@ def test_every_table_of_the_page_comes_from_the_runs(load, tmp_path):
     page = load("studies_page")
     assert page.main(["--check"]) == 0, "run python benchmarks/studies_page.py"
     shown = re.findall(r"<!-- table ([\w-]+) -->", PAGE.read_text(encoding="utf-8"))
-    results = page.Results(page.RESULTS)
-    made = [name for name in page.MAKERS if name not in page.STUDIES or results.of(name)]
-    assert sorted(shown) == sorted(made)
+    assert sorted(shown) == sorted(page.MAKERS)
     other = tmp_path / "results.md"
     other.write_text(PAGE.read_text(encoding="utf-8").replace(" ± ", " ~ ", 1), encoding="utf-8")
     assert page.main(["--check", "--page", str(other)]) == 1
