@@ -115,6 +115,13 @@ STUDIES: dict[str, Study] = {
             3,
         ),
         Study(
+            "radius",
+            "How far may a step be bent?",
+            f"{SMALL} --optimizer sgd adamw --arms base primum@radius=0.1 primum "
+            "primum@radius=0.4 primum@radius=0.8 primum@radius=1.6",
+            3,
+        ),
+        Study(
             "cifar100",
             "A hundred classes",
             f"{SMALL} --data cifar100 --optimizer sgd adamw --arms {MAIN}",

@@ -49,6 +49,14 @@ SCHEDULES = {
     "upgrad@upgrad_scale=mean-1": "upgrad, mean 1",
     "primum@radius=0.1": "primum, radius 0.1",
 }
+RADII = {
+    "base": "0",
+    "primum@radius=0.1": "0.1",
+    "primum": "0.2",
+    "primum@radius=0.4": "0.4",
+    "primum@radius=0.8": "0.8",
+    "primum@radius=1.6": "1.6",
+}
 MARK = re.compile(r"(<!-- table ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -232,7 +240,7 @@ def _arm_row(arm: ArmSummary) -> list[str]:
         change,
         pm(arm.loss, 3),
         *(
-            "–" if value is None else f"{value.mean:.{digits}f}"
+            "–" if value is None else f"{value.mean:.{digits}f}".replace("-0.00", "0.00")
             for value, digits in (
                 (arm.harmed_taken, 0),
                 (arm.extra_weight, 2),
@@ -275,6 +283,31 @@ def grid(results: Results, study: str, heading: str, label: Callable[[dict[str, 
         rows.append(row)
     head = [heading, "seeds", "base, %", *(f"{MAIN[arm]} - base (Holm p)" for arm in arms)]
     return markdown_table([*head, "could see"], rows)
+
+
+def radius(results: Results) -> str:
+    """Accuracy and mean extra weight by radius, for each optimizer."""
+    rows = []
+    summaries = {OPTIMIZERS[s.settings["optimizer"]]: s for s in results.summaries("radius")}
+    for arm in RADII:
+        row = [RADII[arm]]
+        for summary in summaries.values():
+            found = next((each for each in summary.arms if each.arm == arm), None)
+            cells = ["–"] * 4
+            if found is not None:
+                harmed, extra = found.harmed_taken, found.extra_weight
+                cells = [
+                    pm(found.accuracy),
+                    pm(found.loss, 3),
+                    "–" if harmed is None else f"{harmed.mean:.0f}",
+                    "–" if extra is None else f"{extra.mean:.2f}",
+                ]
+            row += cells
+        rows.append(row)
+    head = ["radius"]
+    for name in summaries:
+        head += [f"{name}: accuracy, %", "test loss", "harmed, %", "extra"]
+    return markdown_table(head, rows)
 
 
 def rates(results: Results, study: str) -> str:
@@ -360,6 +393,7 @@ MAKERS: dict[str, Callable[[Results], str]] = {
     "rates-adamw": lambda r: rates(r, "rates-adamw"),
     "long-sgd": lambda r: long(r, "long-sgd"),
     "long-adamw": lambda r: long(r, "long-adamw"),
+    "radius": radius,
     "noise": lambda r: grid(r, "noise", "wrong labels", lambda s: f"{s['label_noise']:.0%}"),
     "batches-sgd": lambda r: grid(r, "batches-sgd", "SGD", lambda s: f"B {s['batch_size']}"),
     "batches-adamw": lambda r: grid(r, "batches-adamw", "AdamW", lambda s: f"B {s['batch_size']}"),
