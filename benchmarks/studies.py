@@ -162,7 +162,7 @@ STUDIES: dict[str, Study] = {
         Study(
             "rates-adamw",
             "Best against best, AdamW",
-            f"{SMALL} --optimizer adamw {RATES} 8 --arms base paper primum",
+            f"{SMALL} --optimizer adamw {RATES} 8 16 --arms base paper primum",
             3,
         ),
         Study(
