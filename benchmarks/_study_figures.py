@@ -73,13 +73,13 @@ def rates(groups, named, title) -> Figure:  # type: ignore[no-untyped-def]
     """Accuracy by learning rate."""
     figure, axes = canvas()
     groups = sorted(groups, key=lambda group: group.settings["lr"])
-    for arm, look in looks(MAIN).items():
+    for number, (arm, look) in enumerate(looks(MAIN).items()):
         known = [group for group in groups if arm in group.arms]
         if not known:
             continue
         found = [interval([accuracy(run) for run in group.arms[arm]]) for group in known]
         axes.errorbar(
-            [group.settings["lr"] for group in known],
+            [group.settings["lr"] * 1.03 ** (number - 1.5) for group in known],  # side by side
             [each.mean for each in found],
             yerr=np.nan_to_num([each.half_width for each in found]),
             color=look.colour,
