@@ -118,7 +118,7 @@ STUDIES: dict[str, Study] = {
             "radius",
             "How far may a step be bent?",
             f"{SMALL} --optimizer sgd adamw --arms base primum@radius=0.1 primum "
-            "primum@radius=0.4 primum@radius=0.8 primum@radius=1.6",
+            "primum@radius=0.4 primum@radius=0.8",
             3,
         ),
         Study(
@@ -126,6 +126,12 @@ STUDIES: dict[str, Study] = {
             "A hundred classes",
             f"{SMALL} --data cifar100 --optimizer sgd adamw --arms {MAIN}",
             5,
+        ),
+        Study(
+            "cifar100-fast",
+            "A hundred classes, at the rate that suits AdamW with this network",
+            f"{SMALL} --data cifar100 --optimizer adamw --lr-scale 8 --arms base paper primum",
+            3,
         ),
         Study(
             "noise",

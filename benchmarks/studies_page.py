@@ -55,7 +55,6 @@ RADII = {
     "primum": "0.2",
     "primum@radius=0.4": "0.4",
     "primum@radius=0.8": "0.8",
-    "primum@radius=1.6": "1.6",
 }
 MARK = re.compile(r"(<!-- table ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -351,6 +350,8 @@ def long(results: Results, study: str) -> str:
         row = _arm_row(arm)[:4]
         test = arm.accuracy_test
         row.append("–" if test is None else f"{test.smallest:.1f}")
+        sooner = arm.steps_to_base
+        row.append("–" if sooner is None else f"{sooner.mean:.2f}")
         losses = [run.final["train_loss"] for run in runs]
         row.append(pm(interval([each for each in losses if each is not None]), 3))
         row += [pm(arm.loss, 3)]
@@ -358,7 +359,7 @@ def long(results: Results, study: str) -> str:
             place = runs[0].curves["epoch"].index(epoch)
             row.append(f"{100 * fmean(r.curves['test_accuracy'][place] for r in runs):.1f}")
         rows.append(row)
-    head = ["arm", "seeds", "accuracy, %", "- base (Holm p)", "could see",
+    head = ["arm", "seeds", "accuracy, %", "- base (Holm p)", "could see", "steps to",
             "train loss, last 5 epochs", "test loss", "epoch 5", "10", "20", "40"]  # fmt: skip
     return markdown_table(head, rows)
 
@@ -398,6 +399,7 @@ MAKERS: dict[str, Callable[[Results], str]] = {
     "batches-sgd": lambda r: grid(r, "batches-sgd", "SGD", lambda s: f"B {s['batch_size']}"),
     "batches-adamw": lambda r: grid(r, "batches-adamw", "AdamW", lambda s: f"B {s['batch_size']}"),
     "cifar100": lambda r: grid(r, "cifar100", "", lambda s: OPTIMIZERS[s["optimizer"]]),
+    "cifar100-fast": lambda r: arms_table(r, "cifar100-fast"),
     "vit": lambda r: arms_table(r, "vit"),
     "resnet": lambda r: arms_table(r, "resnet"),
     "upgrad": lambda r: arms_table(r, "upgrad"),
