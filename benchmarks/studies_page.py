@@ -22,6 +22,7 @@ from studies import RESULTS, STUDIES
 
 from primum.experiments.report.groups import Group, accuracy, group_runs
 from primum.experiments.runs import RunRecord
+from primum.experiments.schedules import scaled_lr
 from primum.experiments.statistics import (
     Difference,
     Interval,
@@ -30,6 +31,7 @@ from primum.experiments.statistics import (
     interval,
     smallest_effect,
 )
+from primum.experiments.sweeps.settings import RATES
 from primum.experiments.sweeps.store import Store
 from primum.experiments.sweeps.summary import ArmSummary, SettingSummary, summarise
 
@@ -134,6 +136,9 @@ def told(settings: dict[str, Any]) -> str:
         f"{settings['train_size'] // 1000}k images",
         f"{settings['epochs']} epochs",
     ]
+    usual = scaled_lr(RATES[settings["optimizer"]], settings["batch_size"])
+    if not math.isclose(settings["lr"], usual):
+        words.append(f"lr {settings['lr']:g}")
     if settings["label_noise"]:
         words.append(f"{settings['label_noise']:.0%} wrong labels")
     return ", ".join(words)
