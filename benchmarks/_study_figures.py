@@ -27,7 +27,7 @@ def pictures(results: Results) -> dict[str, Figure]:
     drawn = {"overview": forest(overview_rows(results), named)}
     for optimizer, name in OPTIMIZERS.items():
         for study, draw in (("rates", rates), ("long", long), ("controls", over_time)):
-            if results.of(f"{study}-{optimizer}"):
+            if results.records.get(f"{study}-{optimizer}"):
                 drawn[f"{study}-{optimizer}"] = draw(
                     group_runs(results.of(f"{study}-{optimizer}")), named, name
                 )
@@ -59,7 +59,7 @@ def forest(rows, named) -> Figure:  # type: ignore[no-untyped-def]
     axes.tick_params(axis="y", length=0, labelsize=8)
     for place in range(len(rows) - 1):
         axes.axhline(-place - 0.5, color="#999999", linewidth=0.3)
-    axes.set_xlabel("test accuracy above base, points, last epoch, 95% interval")
+    axes.set_xlabel("points of test accuracy above base")
     handles = [
         Line2D([], [], color=look[arm].colour, marker=look[arm].marker, label=named(arm))
         for arm in MAIN[1:]

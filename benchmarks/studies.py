@@ -117,21 +117,14 @@ STUDIES: dict[str, Study] = {
         Study(
             "radius",
             "How far may a step be bent?",
-            f"{SMALL} --optimizer sgd adamw --arms base primum@radius=0.1 primum "
-            "primum@radius=0.4 primum@radius=0.8",
-            3,
+            f"{SMALL} --optimizer sgd adamw --arms base primum@radius=0.1 primum primum@radius=0.4",
+            10,
         ),
         Study(
             "cifar100",
             "A hundred classes",
             f"{SMALL} --data cifar100 --optimizer sgd adamw --arms {MAIN}",
             5,
-        ),
-        Study(
-            "cifar100-fast",
-            "A hundred classes, at the rate that suits AdamW with this network",
-            f"{SMALL} --data cifar100 --optimizer adamw --lr-scale 8 --arms base paper primum",
-            3,
         ),
         Study(
             "noise",
@@ -176,13 +169,6 @@ STUDIES: dict[str, Study] = {
             "The nearest published alternative, in batches of 32",
             f"{SMALL} --batch-size 32 --optimizer sgd adamw --arms base primum upgrad "
             "upgrad@upgrad_scale=mean-1",
-            3,
-        ),
-        Study(
-            "long-adamw",
-            "What is left after 40 epochs, AdamW",
-            "--train-size 5000 --test-size 5000 --evaluate-every 5 --epochs 40 --optimizer adamw "
-            f"--arms {SCHEDULES}",
             3,
         ),
     )

@@ -56,7 +56,6 @@ RADII = {
     "primum@radius=0.1": "0.1",
     "primum": "0.2",
     "primum@radius=0.4": "0.4",
-    "primum@radius=0.8": "0.8",
 }
 MARK = re.compile(r"(<!-- table ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -218,14 +217,12 @@ def arms_table(results: Results, study: str) -> str:
         adjusted = holm([change.welch_p for change in others.values()])
         for row, arm in zip(rows, summary.arms, strict=True):
             change = others.get(arm.arm)
-            if change is None:
-                row[4:4] = ["–", "–"]
-            else:
-                row[4:4] = [
-                    pm(change.welch, sign="+"),
-                    p_value(adjusted[list(others).index(arm.arm)]),
-                ]
-        head = ["arm", "seeds", "accuracy, %", "- base (Holm p)", "primum - arm", "Holm p",
+            cell = "–"
+            if change is not None:
+                p = adjusted[list(others).index(arm.arm)]
+                cell = f"{pm(change.welch, sign='+')} ({p_value(p)})"
+            row.insert(4, cell)
+        head = ["arm", "seeds", "accuracy, %", "- base (Holm p)", "primum - arm (Holm p)",
                 "test loss", "harmed, %", "extra", "time x", "steps to"]  # fmt: skip
         title = f"{told(summary.settings)}:\n\n" if len(results.summaries(study)) > 1 else ""
         parts.append(title + markdown_table(head, rows))
@@ -398,13 +395,11 @@ MAKERS: dict[str, Callable[[Results], str]] = {
     "rates-sgd": lambda r: rates(r, "rates-sgd"),
     "rates-adamw": lambda r: rates(r, "rates-adamw"),
     "long-sgd": lambda r: long(r, "long-sgd"),
-    "long-adamw": lambda r: long(r, "long-adamw"),
     "radius": radius,
     "noise": lambda r: grid(r, "noise", "wrong labels", lambda s: f"{s['label_noise']:.0%}"),
     "batches-sgd": lambda r: grid(r, "batches-sgd", "SGD", lambda s: f"B {s['batch_size']}"),
     "batches-adamw": lambda r: grid(r, "batches-adamw", "AdamW", lambda s: f"B {s['batch_size']}"),
     "cifar100": lambda r: grid(r, "cifar100", "", lambda s: OPTIMIZERS[s["optimizer"]]),
-    "cifar100-fast": lambda r: arms_table(r, "cifar100-fast"),
     "vit": lambda r: arms_table(r, "vit"),
     "resnet": lambda r: arms_table(r, "resnet"),
     "upgrad": lambda r: arms_table(r, "upgrad"),
@@ -420,7 +415,6 @@ PICTURES = {
     "rates-sgd": "Test accuracy by learning rate, SGD",
     "rates-adamw": "Test accuracy by learning rate, AdamW",
     "long-sgd": "Test accuracy over 40 epochs, SGD",
-    "long-adamw": "Test accuracy over 40 epochs, AdamW",
 }
 
 
