@@ -7,35 +7,35 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from studies import named
 
 from primum.diagnostics.figures.style import canvas, looks, styled
 from primum.experiments.figures import curves
-from primum.experiments.report.groups import accuracy, group_runs
-from primum.experiments.statistics import interval
+from primum.experiments.report.groups import Group, accuracy, group_runs
+from primum.experiments.statistics import Difference, interval
+from primum.experiments.sweeps.settings import OPTIMIZERS
 
 if TYPE_CHECKING:
     from studies_page import Results
 
 MAIN = ["base", "paper", "primum", "primum@radius=0.4"]
-OPTIMIZERS = {"sgd": "SGD", "adamw": "AdamW"}
+Rows = list[tuple[str, Group, dict[str, Difference]]]  # settings with their differences
 
 
-def pictures(results: Results) -> dict[str, Figure]:
+def pictures(results: Results, overview: Rows) -> dict[str, Figure]:
     """By the end of their file names."""
-    from studies_page import named, overview_rows
-
-    drawn = {"overview": forest(overview_rows(results), named)}
+    drawn = {"overview": forest(overview)}
     for optimizer, name in OPTIMIZERS.items():
         for study, draw in (("rates", rates), ("long", long), ("controls", over_time)):
             if results.records.get(f"{study}-{optimizer}"):
                 drawn[f"{study}-{optimizer}"] = draw(
-                    group_runs(results.of(f"{study}-{optimizer}")), named, name
+                    group_runs(results.of(f"{study}-{optimizer}")), name
                 )
     return drawn
 
 
 @styled
-def forest(rows, named) -> Figure:  # type: ignore[no-untyped-def]
+def forest(rows: Rows) -> Figure:
     """Differences from base with their intervals, a line for each setting."""
     figure, axes = canvas(8.2, 0.9 + 0.42 * len(rows))
     look = looks(MAIN)
@@ -69,7 +69,7 @@ def forest(rows, named) -> Figure:  # type: ignore[no-untyped-def]
 
 
 @styled
-def rates(groups, named, title) -> Figure:  # type: ignore[no-untyped-def]
+def rates(groups: list[Group], title: str) -> Figure:
     """Accuracy by learning rate."""
     figure, axes = canvas()
     groups = sorted(groups, key=lambda group: group.settings["lr"])
@@ -99,13 +99,13 @@ def rates(groups, named, title) -> Figure:  # type: ignore[no-untyped-def]
     return figure
 
 
-def long(groups, named, title) -> Figure:  # type: ignore[no-untyped-def]
+def long(groups: list[Group], title: str) -> Figure:
     """Accuracy over a long schedule."""
     (group,) = groups
     return curves({named(a): runs for a, runs in group.arms.items()}, "test_accuracy", title=title)
 
 
-def over_time(groups, named, title) -> Figure:  # type: ignore[no-untyped-def]
+def over_time(groups: list[Group], title: str) -> Figure:
     """Accuracy over seconds, recipes only."""
     (group,) = groups
     chosen = {named(arm): group.arms[arm] for arm in MAIN if arm in group.arms}

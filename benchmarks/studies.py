@@ -42,6 +42,13 @@ SCHEDULES = (
     "base primum primum@radius=0.4 primum@radius=0.4,radius_schedule=grow-linear "
     "primum@radius=0.4,radius_schedule=fade-linear"
 )
+NAMES = {  # on the page; others keep theirs
+    "primum@radius=0.1": "primum, radius 0.1",
+    "primum@radius=0.4": "primum, radius 0.4",
+    "primum@radius=0.4,radius_schedule=grow-linear": "radius 0 to 0.4",
+    "primum@radius=0.4,radius_schedule=fade-linear": "radius 0.4 to 0",
+    "upgrad@upgrad_scale=mean-1": "upgrad, mean 1",
+}
 RATES = "--lr-scale 0.25 0.5 1 2 4"
 
 
@@ -66,9 +73,9 @@ class Study:
         """To be typed by hand."""
         return f"primum compare {self.words} --seeds {self.seeds} --data-dir DIR --out results"
 
-    def runs(self, *more: str) -> list[RunSettings]:
+    def runs(self) -> list[RunSettings]:
         """All runs, in the order they are made."""
-        arguments = self.parse(*more)
+        arguments = self.parse()
         return plan(options.points(arguments), options.arms(arguments), range(arguments.seeds))
 
     def parse(self, *more: str) -> argparse.Namespace:
@@ -177,6 +184,11 @@ TINY = (
     "--data generated --image-size 8 --classes 4 --train-size 64 --test-size 12 --epochs 1 "
     "--batch-size 8"
 )
+
+
+def named(arm: str) -> str:
+    """An arm in words."""
+    return NAMES.get(arm, arm)
 
 
 def run_study(study: Study, arguments: argparse.Namespace, out: Path) -> None:

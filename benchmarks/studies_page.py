@@ -18,7 +18,7 @@ from typing import Any
 
 from _common import markdown_table
 from _study_figures import pictures
-from studies import RESULTS, STUDIES
+from studies import RESULTS, STUDIES, named
 
 from primum.experiments.report.groups import Group, accuracy, group_runs
 from primum.experiments.runs import RunRecord
@@ -31,26 +31,16 @@ from primum.experiments.statistics import (
     interval,
     smallest_effect,
 )
-from primum.experiments.sweeps.settings import RATES
+from primum.experiments.sweeps.settings import OPTIMIZERS, RATES
 from primum.experiments.sweeps.store import Store
 from primum.experiments.sweeps.summary import ArmSummary, SettingSummary, summarise
+from primum.experiments.sweeps.table import p_value
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGE = DOCS / "results.md"
 IMAGES = DOCS / "images"
-OPTIMIZERS = {"sgd": "SGD", "adamw": "AdamW"}
 DATA = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
-MAIN = {
-    "primum": "primum",
-    "primum@radius=0.4": "primum, radius 0.4",
-    "paper": "paper",
-}
-SCHEDULES = {
-    "primum@radius=0.4,radius_schedule=grow-linear": "radius 0 to 0.4",
-    "primum@radius=0.4,radius_schedule=fade-linear": "radius 0.4 to 0",
-    "upgrad@upgrad_scale=mean-1": "upgrad, mean 1",
-    "primum@radius=0.1": "primum, radius 0.1",
-}
+MAIN = ("primum", "primum@radius=0.4", "paper")
 RADII = {
     "base": "0",
     "primum@radius=0.1": "0.1",
@@ -58,11 +48,6 @@ RADII = {
     "primum@radius=0.4": "0.4",
 }
 MARK = re.compile(r"(<!-- table ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
-
-
-def named(arm: str) -> str:
-    """An arm in words."""
-    return (MAIN | SCHEDULES).get(arm, arm)
 
 
 class Results:
@@ -84,14 +69,13 @@ class Results:
 
     def settings(self) -> list[Group]:
         """All settings at their own learning rate, each once, with all arms and seeds."""
-        every = {id_of(run): run for name, runs in self.records.items() for run in runs
-                 if not name.startswith("rates")}  # fmt: skip
+        every = {
+            run.arm_settings["key"]: run
+            for name, runs in self.records.items()
+            for run in runs
+            if not name.startswith("rates")
+        }
         return group_runs(list(every.values()))
-
-
-def id_of(run: RunRecord) -> str:
-    """The key of its settings."""
-    return str(run.arm_settings["key"])
 
 
 def pm(found: Interval | None, digits: int = 1, sign: str = "") -> str:
@@ -100,13 +84,6 @@ def pm(found: Interval | None, digits: int = 1, sign: str = "") -> str:
         return "–"
     width = "" if math.isnan(found.half_width) else f" ± {found.half_width:.{digits}f}"
     return f"{found.mean:{sign}.{digits}f}{width}"
-
-
-def p_value(p: float) -> str:
-    """Three digits."""
-    if math.isnan(p):
-        return "–"
-    return "<0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def percent(run: RunRecord) -> float:
@@ -175,7 +152,7 @@ def overview(results: Results) -> str:
             cells.append(f"**{text}**" if seen else text)
         rows.append(cells)
     return markdown_table(
-        ["setting", "base, %", *(f"{each} - base" for each in MAIN.values())], rows
+        ["setting", "base, %", *(f"{each} - base" for each in map(named, MAIN))], rows
     )
 
 
@@ -183,7 +160,7 @@ def counts(results: Results) -> str:
     """How often each recipe was seen to be better, worse, or neither, over all settings."""
     lines = overview_rows(results)
     rows = []
-    for arm, name in MAIN.items():
+    for arm in MAIN:
         changes = [c[arm] for _, _, c in lines if arm in c]
         seen = [p < 0.05 for p in holm([change.welch_p for change in changes])]
         ups = [change.welch.mean > 0 for change in changes]
@@ -191,7 +168,7 @@ def counts(results: Results) -> str:
         worse = sum(s and not up for s, up in zip(seen, ups, strict=True))
         rows.append(
             [
-                name,
+                named(arm),
                 str(len(changes)),
                 str(better),
                 str(len(changes) - better - worse),
@@ -282,7 +259,7 @@ def grid(results: Results, study: str, heading: str, label: Callable[[dict[str, 
         ]  # fmt: skip
         row.append(f"{max(missed):.1f}" if missed else "–")
         rows.append(row)
-    head = [heading, "seeds", "base, %", *(f"{MAIN[arm]} - base (Holm p)" for arm in arms)]
+    head = [heading, "seeds", "base, %", *(f"{named(arm)} - base (Holm p)" for arm in arms)]
     return markdown_table([*head, "could see"], rows)
 
 
@@ -445,7 +422,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.check:
         return int(before != after)
     arguments.page.write_text(after, encoding="utf-8")
-    for name, figure in pictures(results).items():
+    for name, figure in pictures(results, overview_rows(results)).items():
         path = arguments.images / f"results-{name}.png"
         figure.savefig(path, dpi=130, facecolor="white", metadata={"Software": None})
         print(f"wrote {path.name}")

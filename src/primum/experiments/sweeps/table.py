@@ -107,12 +107,19 @@ def _test(test: AgainstBase | None, digits: int, *, full: bool) -> list[str]:
     if not math.isnan(change.welch.half_width):
         welch += f" ± {change.welch.half_width:.{digits}f}"
     if not full:
-        return [welch, _p(test.adjusted_p)]
+        return [welch, p_value(test.adjusted_p)]
     could = "–" if math.isnan(test.smallest) else f"{test.smallest:.{digits}f}"
-    return [welch, _p(change.welch_p), _p(test.adjusted_p), _p(change.paired_p), could]
+    return [
+        welch,
+        p_value(change.welch_p),
+        p_value(test.adjusted_p),
+        p_value(change.paired_p),
+        could,
+    ]
 
 
-def _p(value: float) -> str:
+def p_value(value: float) -> str:
+    """Three digits; a dash for what is not a number."""
     if math.isnan(value):
         return "–"
     return "<0.001" if value < 0.001 else f"{value:.3f}"
