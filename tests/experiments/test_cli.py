@@ -86,6 +86,16 @@ def test_ctrl_c_leaves_a_message(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_package_that_is_missing_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    assert main(["inspect", "--data", "cifar10", "--out", str(tmp_path)]) == 1
+    said = "primum: the package datasets is missing; pip install 'primum[experiments]'\n"
+    assert capsys.readouterr().err == said
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_core_does_not_need_the_experiments() -> None:
     code = "import sys, primum; print([m for m in sys.modules if 'primum.experiments' in m])"
     result = subprocess.run(

@@ -10,6 +10,7 @@ import torch
 
 from primum.experiments.cli import main
 from primum.experiments.models import build_model
+from primum.experiments.sweeps.compare import typed_command
 
 SMALL = ["inspect", "--data", "generated", "--train-size", "32", "--test-size", "16"]
 
@@ -36,11 +37,9 @@ def test_digits_at_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_folders_of_this_machine_are_not_written_down(tmp_path: Path) -> None:
-    from primum.experiments.cli_inspect import _command
-
     own = str(tmp_path)
     typed = ["inspect", "--data-dir", own, f"--data-dir={own}", "-o", f"{own}/out"]
-    assert _command(typed) == "primum inspect --data-dir DIR --data-dir=DIR -o out"
+    assert typed_command(typed) == "primum inspect --data-dir DIR --data-dir=DIR -o out"
 
 
 @pytest.mark.parametrize(
@@ -54,6 +53,7 @@ def test_folders_of_this_machine_are_not_written_down(tmp_path: Path) -> None:
         (["--norm", "batch", "--train-steps", "0"], "--norm group"),
         (["--augment", "magic"], "unknown augmentation 'magic'"),
         (["--lr", "0"], "lr must be > 0"),
+        (["--device", "foo"], "device 'foo' cannot be used here"),
     ],
 )
 def test_what_cannot_be_done_is_said_in_one_line(

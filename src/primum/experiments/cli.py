@@ -15,6 +15,7 @@ import primum
 from primum.experiments.arms import ARMS
 from primum.experiments.cli_inspect import add_inspect
 from primum.experiments.cli_report import add_report
+from primum.experiments.extras import explain
 from primum.experiments.recipes import RECIPES
 from primum.experiments.sweeps.compare import add_compare
 from primum.experiments.sweeps.reproduce.cli import add_reproduce
@@ -22,14 +23,20 @@ from primum.experiments.sweeps.reproduce.cli import add_reproduce
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    parser = build_parser()
-    arguments = parser.parse_args(argv)
-    arguments.typed = list(sys.argv[1:] if argv is None else argv)
     try:
+        parser = build_parser()
+        arguments = parser.parse_args(argv)
+        arguments.typed = list(sys.argv[1:] if argv is None else argv)
         return int(arguments.run(arguments, parser))
     except KeyboardInterrupt:
         print("\nStopped by Ctrl-C. No report was written.", file=sys.stderr)
         return 130
+    except ModuleNotFoundError as error:
+        told = explain(error)
+        if told is None:
+            raise
+        print(f"primum: {told}", file=sys.stderr)
+        return 1
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +48,7 @@ def add_inspect(subcommands: argparse._SubParsersAction[Any]) -> None:
     how.add_argument("--reduce", action="store_true", help="train with primum.attach")
     how.add_argument("--radius", type=float, default=0.2, metavar="X", help="%(default)s")
     how.add_argument("--seed", type=_from(0), default=0, metavar="N")
+    how.add_argument("--device", default="cpu", metavar="NAME", help="cpu, cuda, ... (cpu)")
     how.add_argument("--threads", type=_from(1), metavar="N", help="of torch; its own choice")
     inspect.add_argument("-o", "--out", type=Path, default=Path("runs/inspect"), metavar="DIR",
                          help="folder for run.json and report.html (%(default)s)")  # fmt: skip
@@ -61,6 +60,9 @@ def _inspect(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> 
     from primum.experiments.inspection import InspectError, InspectSettings
     from primum.experiments.inspection.command import run_inspection
     from primum.experiments.models import ModelError
+    from primum.experiments.sweeps.compare import typed_command
+    from primum.experiments.sweeps.ranks import check_device
+    from primum.experiments.sweeps.settings import SettingsError
 
     if arguments.checkpoint and arguments.train_steps is not None:
         parser.error("--checkpoint looks at saved models, --train-steps trains one: give one")
@@ -69,8 +71,10 @@ def _inspect(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> 
     elif arguments.train_steps is None:
         arguments.train_steps = DEFAULT_STEPS
     plain = ("model", "norm", "optimizer", "lr", "weight_decay", "schedule", "batch_size",
-             "augment", "train_steps", "every", "batches", "reduce", "radius", "seed")  # fmt: skip
+             "augment", "train_steps", "every", "batches", "reduce", "radius", "seed",
+             "device")  # fmt: skip
     try:
+        check_device(arguments.device)
         settings = InspectSettings(
             data=DataSettings(
                 arguments.data,
@@ -84,25 +88,12 @@ def _inspect(arguments: argparse.Namespace, parser: argparse.ArgumentParser) -> 
             settings,
             arguments.out,
             checkpoints=arguments.checkpoint or (),
-            command=_command(arguments.typed),
+            command=typed_command(arguments.typed),
             threads=arguments.threads,
         )
-    except (InspectError, DataError, ModelError, OSError) as error:
+    except (InspectError, DataError, ModelError, SettingsError, OSError) as error:
         print(f"primum inspect: {error}", file=sys.stderr)
         return 1
-
-
-def _command(typed: Sequence[str]) -> str:
-    """What was typed, without folders of this machine."""
-    words = list(typed)
-    for place, word in enumerate(words):
-        if word == "--data-dir" and place + 1 < len(words):
-            words[place + 1] = "DIR"
-        elif word.startswith("--data-dir="):
-            words[place] = "--data-dir=DIR"
-        elif word in ("-o", "--out") and place + 1 < len(words):
-            words[place + 1] = Path(words[place + 1]).name
-    return shlex.join(["primum", *words])
 
 
 class _from:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import subprocess
 import sys
+from multiprocessing import active_children
 
 import pytest
 import torch
@@ -80,6 +81,33 @@ def test_going_on_in_the_middle_of_an_epoch_is_exact(data: ImageData, name: str)
     assert len(rest) == 2
     assert all(same(*pair) for pair in zip(whole[1:], rest, strict=True))
     assert not list(batches().epoch(2, first_step=3))
+
+
+@pytest.mark.parametrize("name", AUGMENTATIONS)
+def test_workers_change_no_bit(data: ImageData, name: str) -> None:
+    def batches(workers: int) -> Batches:
+        made = AUGMENTATIONS[name]
+        return Batches(data.train, data, batch_size=16, seed=5, augmentation=made, workers=workers)
+
+    alone = list(batches(0).epoch(2))
+    drawn = torch.get_rng_state()
+    assert all(same(*pair) for pair in zip(alone, batches(2).epoch(2), strict=True))
+    rest = batches(1).epoch(2, first_step=1)
+    assert all(same(*pair) for pair in zip(alone[1:], rest, strict=True))
+    assert torch.equal(torch.get_rng_state(), drawn)  # dropout will draw the same
+    assert not list(batches(2).epoch(2, first_step=3))
+
+
+def test_workers_end_with_the_epoch_or_before(data: ImageData) -> None:
+    others = set(active_children())
+    batches = Batches(data.train, data, batch_size=16, workers=2)
+    epoch = batches.epoch(0)
+    next(epoch)
+    assert len(set(active_children()) - others) == 2
+    epoch.close()
+    assert set(active_children()) <= others
+    list(batches.epoch(0))
+    assert set(active_children()) <= others
 
 
 def test_augmentations_differ_from_step_to_step_and_epoch_to_epoch(data: ImageData) -> None:

@@ -57,6 +57,16 @@ def test_a_damaged_image_is_named_when_it_is_reached(folder: Path) -> None:
         images.read(6)
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_damaged_image_is_told_in_a_line(folder: Path, workers: int) -> None:
+    data = load_data(settings(folder))
+    batches = Batches(data.train, data, batch_size=2, shuffle=False, workers=workers).epoch(0)
+    assert [next(batches).ids.tolist() for _ in range(3)] == [[0, 1], [2, 3], [4, 5]]
+    with pytest.raises(DataError, match=r"row 6 of the train split") as told:
+        next(batches)
+    assert "\n" not in str(told.value)
+
+
 @pytest.mark.parametrize("resized", [True, False])
 def test_batches_are_the_same_with_workers(folder: Path, resized: bool) -> None:
     data = load_data(settings(folder, train_size=6))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from typing import Any
 
 import pytest
 
-from primum.experiments.images import SOURCES, DataError, DataSettings
+from primum.experiments.images import SOURCES, DataError, DataSettings, load_data
 
 
 def test_settings_are_plain_values() -> None:
@@ -18,6 +19,21 @@ def test_settings_are_plain_values() -> None:
 def test_another_data_set_of_the_hub() -> None:
     source = DataSettings("owner/name").source
     assert (source.hub, source.classes, source.lazy) == ("owner/name", None, False)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"name": "generated"},
+        {"name": "digits"},
+        {"name": "generated", "classes": 3, "image_size": 5},
+    ],
+)
+def test_a_shape_known_before_is_that_of_the_data(options: dict[str, Any]) -> None:
+    settings = DataSettings(**options)
+    data = load_data(settings)
+    assert settings.known_shape == (data.classes, data.image_size)
+    assert DataSettings("cifar10").known_shape is None  # a folder may hold anything
 
 
 def test_every_source_has_a_description() -> None:

@@ -44,14 +44,14 @@ def test_ctrl_c_keeps_what_is_finished(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    plain = Inspection.look
+    plain = Inspection.measure
 
     def interrupted(self: Inspection, *args: object, **kwargs: object) -> None:
         if len(self.moments) == after:
             raise KeyboardInterrupt
         plain(self, *args, **kwargs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Inspection, "look", interrupted)
+    monkeypatch.setattr(Inspection, "measure", interrupted)
     assert run_inspection(settings, tmp_path / "out") == 130
     assert "Stopped by Ctrl-C" in capsys.readouterr().err
     if after == 0:
@@ -66,14 +66,14 @@ def test_ctrl_c_keeps_what_is_finished(
 def test_run_json_is_there_before_the_end(
     settings: InspectSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = Inspection.look
+    plain = Inspection.measure
 
     def crashing(self: Inspection, *args: object, **kwargs: object) -> None:
         if len(self.moments) == 2:
             raise RuntimeError("the machine is on fire")
         plain(self, *args, **kwargs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Inspection, "look", crashing)
+    monkeypatch.setattr(Inspection, "measure", crashing)
     with pytest.raises(RuntimeError, match="fire"):
         run_inspection(settings, tmp_path)
     (run,) = read_runs([tmp_path])

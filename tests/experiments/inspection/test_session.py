@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -77,6 +79,29 @@ def test_stopped_in_the_middle_what_is_there_can_be_taken(
     assert not record.complete
     assert len(record.moments) == 2
     assert len(record.steps["step"]) == 2
+
+
+@pytest.mark.parametrize("change", [{}, {"reduce": True, "optimizer": "adamw"}])
+@pytest.mark.parametrize("pieces", [0, 1, 4, 7, 9])
+def test_taken_up_between_any_two_pieces(
+    settings: InspectSettings, data: ImageData, pieces: int, change: dict[str, Any]
+) -> None:
+    """Within a look, after it, between steps, at the last look: bit for bit, but for seconds."""
+    settings = replace(settings, batches=2, every=3, schedule="cosine", **change)
+    whole, cut, taken = (Inspection(settings, data) for _ in range(3))
+    assert list(whole.train()) == [0, 3, 5]
+    for _ in range(pieces):
+        cut.advance()
+    file = io.BytesIO()
+    torch.save(cut.state_dict(), file)
+    file.seek(0)
+    taken.load_state_dict(torch.load(file, weights_only=True))
+    assert taken.seconds == cut.seconds
+    assert list(taken.train()) == [0, 3, 5][len(cut.curves.get("step", [])) :]
+    own, other = (repr(replace(each.record(), seconds=0.0)) for each in (taken, whole))
+    assert own == other
+    for mine, plain in zip(taken.model.parameters(), whole.model.parameters(), strict=True):
+        assert torch.equal(mine, plain)
 
 
 def test_checkpoints(settings: InspectSettings, data: ImageData, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from primum.experiments.models import MODELS, ModelError, build_model
+from primum.experiments.models import MODELS, ModelError, build_model, find_model
 
 LARGE = {"resnet50", "convnext-t", "vit", "resnet44"}  # one sample is enough for these
 
@@ -103,6 +103,7 @@ def test_every_model_has_a_description_of_one_line() -> None:
         ("vit", {"norm": "batch"}, "vit has no 'batch' norm"),
         ("resnet20", {"norm": "layer"}, "choose from: group and batch"),
         ("vit", {"image_size": 30}, "vit: image_size must be a multiple of 8"),
+        ("convnext-t", {"image_size": 31}, "convnext-t: image_size must be >= 32, got 31"),
         ("vit", {"classes": 0}, "classes must be >= 1, got 0"),
         ("vit", {"image_size": -1}, "image_size must be >= 1, got -1"),
     ],
@@ -125,6 +126,9 @@ def narrow(classes):
 
 def number(classes, image_size):
     return 5
+
+def wrong(classes, image_size):
+    return nn.Linear(classes, "many")
 """
 
 
@@ -132,6 +136,8 @@ def number(classes, image_size):
 def users_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tmp_path.joinpath("users_models.py").write_text(USERS)
     tmp_path.joinpath("broken_models.py").write_text("import no_such_package")
+    tmp_path.joinpath("unfinished_models.py").write_text("\ndef f(")
+    tmp_path.joinpath("dividing_models.py").write_text("\n\n1 / 0")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "users_models", raising=False)
 
@@ -150,6 +156,12 @@ def test_a_users_model_from_the_working_directory() -> None:
     [
         ("no_such_module:f", "cannot import 'no_such_module'"),
         ("broken_models:f", "cannot import 'broken_models'.*no_such_package"),
+        ("unfinished_models:f", r"SyntaxError: .*\(unfinished_models.py, line 2\)"),
+        ("dividing_models:f", r"ZeroDivisionError: .* \(dividing_models.py, line 3\)"),
+        (
+            "users_models:wrong",
+            r"classes=10, image_size=32: TypeError: .*\(users_models.py, line 16",
+        ),
         ("users_models:missing", "no 'missing'; it has: .*linear"),
         ("users_models:SIZE", "is a int, not a function"),
         ("users_models:narrow", "must take the keywords classes and image_size"),
@@ -161,6 +173,14 @@ def test_a_users_model_from_the_working_directory() -> None:
 def test_import_paths_that_do_not_work(path: str, message: str) -> None:
     with pytest.raises(ModelError, match=message):
         build_model(path, 10, 32)
+
+
+@pytest.mark.usefixtures("users_module")
+def test_what_is_wrong_is_known_before_classes_and_size() -> None:
+    assert isinstance(find_model("users_models:linear")(4, 8), nn.Sequential)
+    for path in ("resnet21", "unfinished_models:f", "users_models:missing"):
+        with pytest.raises(ModelError):
+            find_model(path)
 
 
 @pytest.mark.usefixtures("users_module")

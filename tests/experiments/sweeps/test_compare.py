@@ -56,11 +56,48 @@ def test_curves_for_tensorboard(tmp_path: Path) -> None:
     words = ["--arms", "base", "--seeds", "1", "--tensorboard", "--out", str(tmp_path)]
     assert main([*words, *TINY_WORDS]) == 0
     (folder,) = (tmp_path / "tensorboard").iterdir()
-    assert list(folder.glob("events*"))
+    (events,) = folder.glob("events*")
+    assert not list(tmp_path.glob(".*"))
+    assert main([*words, *TINY_WORDS]) == 0
+    assert list(folder.iterdir()) == [events]  # no second time
+
+
+def test_curves_of_a_run_are_written_when_it_is_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = sweep.run_job
+
+    def second(run, *rest):  # type: ignore[no-untyped-def]
+        if run.arm.name == "primum":
+            (folder,) = (tmp_path / "tensorboard").iterdir()
+            assert folder.name.startswith("base-seed0-")
+        return real(run, *rest)
+
+    monkeypatch.setattr(sweep, "run_job", second)
+    words = ["--arms", "primum", "--seeds", "1", "--tensorboard", "--out", str(tmp_path)]
+    assert main([*words, *TINY_WORDS]) == 0
+    assert len(list((tmp_path / "tensorboard").iterdir())) == 2
+
+
+@pytest.mark.filterwarnings("ignore:primum:RuntimeWarning")
+def test_runs_that_diverge_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--seeds", "2", "--lr", "0.1", "1e9", "--ema", "0.9", "--out", str(tmp_path)]
+    assert main([*words, *TINY_WORDS]) == 0
+    printed = capsys.readouterr()
+    assert "diverged" in printed.err
+    good, gone = printed.out.split("(lr 0.1)")[1].split("(lr 1000000000.0)")
+    assert "test acc %" in good
+    assert "test acc %" not in gone
+    assert "<svg" in (tmp_path / "report.html").read_text()
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    for arm in summary["settings"][1]["arms"]:
+        figures = ("accuracy", "loss", "ema_accuracy", "accuracy_test", "loss_test")
+        assert [arm[name] for name in figures] == [None] * 5
 
 
 def test_killed_twice_it_ends_as_if_undisturbed(tmp_path: Path) -> None:
-    words = ["--arms", "primum", "permuted", "lr-matched", "--seeds", "1", *TINY_WORDS]
+    arms = ["primum", "permuted", "lr-matched", "time-matched@time_factor=1.5"]
+    words = ["--arms", *arms, "--seeds", "1", *TINY_WORDS]
     words += ["--epochs", "10", "--checkpoint-seconds", "0"]
     cut, whole = tmp_path / "cut", tmp_path / "whole"
     for finished in (1, 2):
@@ -124,6 +161,48 @@ def test_unknown_arm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 def test_unknown_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = refused(capsys, tmp_path / "out", "--model", "magic", *TINY_WORDS)
     assert "unknown model 'magic'" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--device", "nonsense"], "device 'nonsense' cannot be used here"),
+        (["--ema", "1.0"], "ema must be >= 0 and below 1"),
+        (["--beta1", "1", "--optimizer", "adamw"], "beta1 must be >= 0 and below 1"),
+        (["--nesterov", "--momentum", "0"], "nesterov needs a momentum above 0"),
+        (["--model", "cnn-small", "convnext-t"], "convnext-t: image_size must be >= 32, got 8"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else value[0],
+)
+def test_settings_that_cannot_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
+) -> None:
+    said = refused(capsys, tmp_path / "out", *TINY_WORDS, *words)
+    assert said.startswith(f"primum compare: {message}")
+    assert said.count("\n") == 1  # before any run
+
+
+@pytest.mark.parametrize(
+    ("missing", "words"),
+    [
+        ("torchjd.aggregation", ["--arms", "upgrad", *TINY_WORDS]),
+        ("tensorboard", ["--tensorboard", *TINY_WORDS]),
+        ("datasets", ["--data", "cifar10"]),
+    ],
+)
+def test_missing_packages(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    missing: str,
+    words: list[str],
+) -> None:
+    for name in [name for name in sys.modules if name.startswith("torch.utils.tensorboard")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, missing, None)
+    *_, said = refused(capsys, tmp_path / "out", *words).splitlines()
+    assert missing.partition(".")[0] in said
+    assert said.endswith("; pip install 'primum[experiments]'")
 
 
 def test_more_workers_than_cores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from multiprocessing import active_children
 
 import pytest
 import torch
@@ -67,6 +68,26 @@ def test_a_cut_run_ends_as_if_it_had_not_been(place: Place, arm: str) -> None:
     assert numbers(taken) == numbers(whole)
 
 
+def test_data_workers_change_no_number_and_end_with_the_run(place: Place) -> None:
+    others = set(active_children())
+    settings = tiny("primum", augment="convnext")
+    whole = run_job(settings, Matched(), replace(place, store=Store(place.store.folder / "b")))
+
+    def cut(done: int, steps: int) -> None:
+        if done == 3:  # in the middle of an epoch
+            assert set(active_children()) > others
+            raise KeyboardInterrupt
+
+    helped = replace(place, data_workers=2, checkpoint_seconds=0)
+    with pytest.raises(KeyboardInterrupt):
+        run_job(settings, Matched(), helped, cut)
+    assert set(active_children()) <= others
+    assert place.store.checkpoint_path(settings).exists()
+    taken = run_job(settings, Matched(), replace(place, data_workers=1))
+    assert set(active_children()) <= others
+    assert numbers(taken) == numbers(whole)
+
+
 def test_a_checkpoint_with_other_figures_taken_over_does_not_count(place: Place) -> None:
     cut_at(3, place, "lr-matched")
     begun: list[int] = []
@@ -89,5 +110,5 @@ def test_a_run_that_diverges_is_a_result(place: Place) -> None:
     assert made.complete
     found = place.store.find(tiny("base", lr=1e30))
     assert found is not None
-    assert found.final["test_loss"] is None
+    assert found.final["test_loss"] is found.final["test_accuracy"] is None
     assert numbers(made) == numbers(found)  # the sweep's table and that of a later call are one

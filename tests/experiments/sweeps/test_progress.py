@@ -39,6 +39,14 @@ def test_lines_with_the_time_left(clock: list[float]) -> None:
     assert lines[3].endswith("all done")
 
 
+def test_a_run_that_diverged_is_told() -> None:
+    stream = io.StringIO()
+    gone = record("base", 0, 0.5)
+    gone.final["test_accuracy"] = None
+    Progress(stream).finish(tiny("base"), gone)
+    assert "a model, base, seed 0, diverged, " in stream.getvalue()
+
+
 def test_half_a_run_counts_half(clock: list[float]) -> None:
     stream = Terminal()
     told = Progress(stream)

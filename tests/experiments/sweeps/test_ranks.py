@@ -16,7 +16,7 @@ from primum.experiments.report import read_runs
 from primum.experiments.sweeps import compare
 from primum.experiments.sweeps.arms import ArmError
 from primum.experiments.sweeps.compare import main
-from primum.experiments.sweeps.ranks import Ranks, current, joined
+from primum.experiments.sweeps.ranks import Ranks, check_device, current, joined
 from primum.experiments.sweeps.settings import SettingsError
 
 WORDS = ["--arms", "primum", "paper", "permuted", "--seeds", "1", *TINY_WORDS]
@@ -73,6 +73,15 @@ def test_what_cannot_be_shared() -> None:
     with pytest.raises(ArmError, match="loss-weighted ranks the losses of one process"):
         Ranks(0, 2).check(tiny("loss-weighted"))
     Ranks().check(tiny("loss-weighted"))
+
+
+@pytest.mark.parametrize("name", ["nonsense", "meta", "cuda:1000000"])
+def test_a_device_that_cannot_be_used(name: str) -> None:
+    check_device("cpu")
+    with pytest.raises(SettingsError, match=f"device '{name}' cannot be used here: [^\n]*; choose"):
+        check_device(name)
+    with pytest.raises(SettingsError, match="cannot be used here"), joined(name):
+        pass
 
 
 def test_each_has_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,9 +8,11 @@ import pytest
 from scipy import stats
 
 from experiments.sweeps.conftest import record
+from primum.experiments.report import render_runs
 from primum.experiments.runs import RunRecord
 from primum.experiments.statistics import smallest_effect
 from primum.experiments.sweeps.summary import as_json, summarise
+from primum.experiments.sweeps.table import text_table
 
 BASE = [0.50, 0.52, 0.51, 0.49]
 PRIMUM = [0.56, 0.58, 0.55, 0.57]
@@ -32,6 +34,7 @@ def records() -> list[RunRecord]:
 def test_means_and_tests(records: list[RunRecord]) -> None:
     (summary,) = summarise(records)
     primum, permuted = summary.arm("primum"), summary.arm("permuted")
+    assert primum.accuracy is not None
     assert primum.accuracy.mean == pytest.approx(56.5)
     assert primum.seeds == (0, 1, 2, 3)
     welch = stats.ttest_ind(PRIMUM, BASE, equal_var=False).pvalue
@@ -88,17 +91,21 @@ def test_one_seed(records: list[RunRecord]) -> None:
     assert test.verdict == "one seed"
 
 
-def test_a_run_that_diverged_has_no_loss(records: list[RunRecord]) -> None:
+def test_a_run_that_diverged_has_no_figures(records: list[RunRecord]) -> None:
     gone = record("base", 0, 0.1, losses=(2.0, 1.0))
-    gone.final["test_loss"] = None
-    gone.curves["test_loss"][-1] = None
+    for name in ("test_loss", "test_accuracy"):
+        gone.final[name] = None
+        gone.curves[name][-1] = None
     (summary,) = summarise([gone, *records[1:]])
     assert summary.arm("base").loss is None
     assert summary.arm("primum").steps_to_base is None
-    assert summary.arm("base").accuracy.count == 4
+    assert summary.arm("base").accuracy is None
+    assert summary.arm("primum").accuracy is not None
     for arm in ("primum", "permuted"):  # the lost seed is not left out of the test: there is none
         assert summary.arm(arm).loss_test is None
-        assert summary.arm(arm).accuracy_test is not None
+        assert summary.arm(arm).accuracy_test is None
+    assert "–" in text_table(summary)
+    assert "<svg" in render_runs([gone, *records[1:]])
 
 
 def test_json_has_no_nan(records: list[RunRecord]) -> None:

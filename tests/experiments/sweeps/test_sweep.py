@@ -34,6 +34,14 @@ def test_two_workers_make_the_same_runs(place: Place, monkeypatch: pytest.Monkey
     assert [(run.arm, run.seed) for run in together] == [(r.arm.label, r.seed) for r in RUNS]
 
 
+def test_workers_have_data_workers(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweep, "cores", lambda: 2)
+    alone = run_sweep(RUNS[:2], place, quiet())
+    store = Store(place.store.folder / "other")
+    helped = run_sweep(RUNS[:2], replace(place, store=store, workers=2, data_workers=1), quiet())
+    assert [numbers(run) for run in helped] == [numbers(run) for run in alone]
+
+
 def test_finished_runs_are_not_made_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     first = run_sweep(RUNS[:2], place, quiet())
     made: list[str] = []
@@ -84,6 +92,11 @@ def test_more_workers_than_cores(monkeypatch: pytest.MonkeyPatch) -> None:
         check_workers(3)
     with pytest.raises(SweepError, match=r"2 workers of 2 threads .* choose at most 1"):
         check_workers(2, threads=2)
+    check_workers(1, data_workers=2)
+    with pytest.raises(SweepError, match=r"^3 data workers were .* choose at most 2"):
+        check_workers(1, data_workers=3)
+    with pytest.raises(SweepError, match=r"2 data workers for each of 2 workers .* at most 1"):
+        check_workers(2, data_workers=2)
 
 
 def test_workers_and_ranks_at_once(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,18 @@ def test_columns_without_figures_are_left_out() -> None:
     assert "test acc %" in head
 
 
+def test_averaged_weights_are_shown_and_tested() -> None:
+    runs = [
+        record(arm, seed, 0.5, ema_test_accuracy=value + seed / 100)
+        for arm, value in (("base", 0.5), ("primum", 0.6))
+        for seed in range(3)
+    ]
+    head, _, primum = rows(summarise(runs)[0])
+    place = head.index("EMA acc %")
+    assert primum[place : place + 3] == ["61.00 ± 2.48", "+10.00 ± 2.27", "<0.001"]
+    assert "EMA acc %" not in rows(summarise([record("base", 0, 0.5)])[0])[0]
+
+
 def test_columns_line_up(summary: SettingSummary) -> None:
     lines = text_table(summary).splitlines()
     assert len(lines) == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -71,6 +72,16 @@ def test_last_figures_are_those_of_the_last_model() -> None:
     assert training.curves["test_accuracy"][-1] == pytest.approx(right)
     assert training.reports["harmed_after"][-1] <= training.reports["harmed_before"][-1]
     assert training.reports["fallbacks"] == [0.0, 0.0]
+
+
+@pytest.mark.filterwarnings("ignore:primum:RuntimeWarning")
+def test_a_model_that_diverged_has_no_accuracy() -> None:
+    training = start(tiny("base", ema=0.5))
+    with torch.no_grad():
+        next(training.model.parameters()).fill_(torch.nan)
+    finish(training)
+    for name in ("test_loss", "test_accuracy", "ema_test_loss", "ema_test_accuracy"):
+        assert all(map(math.isnan, training.curves[name])), name
 
 
 def test_fewer_evaluations_change_nothing_else() -> None:
@@ -149,20 +160,24 @@ def test_a_state_of_another_run_is_refused() -> None:
 def test_lr_factors_of_a_matched_run() -> None:
     training = start(tiny("lr-matched"), Matched(lr_factors=(2.0, 3.0)))
     plain = start(tiny("base"))
-    for step in range(7):
+    used: list[float] = []  # by steps of the matched run
+    for step in range(8):
         factor = 2.0 if step < 4 else 3.0
         own, other = (t.optimizer.param_groups[0]["lr"] for t in (training, plain))
         assert own == pytest.approx(factor * other), step
+        used.append(own)
         training.step()
         plain.step()
+    assert training.curves["lr"] == [used[3], used[7]]
 
 
 def test_a_matched_run_with_more_steps_stretches_its_schedule() -> None:
     training = finish(start(tiny("time-matched"), Matched(steps_factor=1.25)))
     assert training.step_count == 10
     assert training.curves["epoch"] == [1.0, 2.0, 2.5]
-    assert training.curves["lr"][1] > 0
-    assert training.curves["lr"][-1] == pytest.approx(0.0)
+    shares = [0.5 + 0.5 * math.cos(math.pi * step / 10) for step in (3, 7, 9)]  # last of epochs
+    rate = training.settings.rate
+    assert training.curves["lr"] == pytest.approx([rate * share for share in shares])
 
 
 def test_a_batch_larger_than_the_data() -> None:

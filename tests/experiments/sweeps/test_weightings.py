@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from torch import Tensor
 from torch.func import grad, vmap
 from torchjd.aggregation import UPGrad
 
+from primum.experiments.sweeps.arms import ArmError
 from primum.experiments.sweeps.weightings import (
     ByLoss,
     Normalised,
@@ -122,6 +125,15 @@ def test_upgrad_is_torchjds_on_explicit_gradients(weighted: bool) -> None:
     expected = UPGrad()(moment.explicit * root)  # of the gradients in the optimizer's metric
     torch.testing.assert_close((weights / BATCH) @ (moment.explicit * root), expected)
     assert float(weights.mean()) > 1.0
+
+
+@pytest.mark.parametrize("missing", ["torchjd.aggregation", "quadprog"])
+def test_upgrad_without_its_packages(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(
+        ArmError, match=r"upgrad needs torchjd and quadprog .*primum\[experiments\]"
+    ):
+        UpGrad(mean_one=False)
 
 
 def test_upgrad_divided_by_its_mean(moment: Moment) -> None:

@@ -6,7 +6,11 @@ with nothing to store but the numbers of epoch and step, and whatever the number
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Generator
+from multiprocessing import get_all_start_methods
+from threading import Thread
+from time import sleep
 from typing import NamedTuple
 
 import numpy as np
@@ -17,8 +21,10 @@ from torch.utils.data import DataLoader, Dataset
 from primum.experiments.augment import Augmentation
 from primum.experiments.images.lazy import LazyImages
 from primum.experiments.images.load import ImageData, Split
+from primum.experiments.images.settings import DataError
 
 ORDER, AUGMENT = 1, 2  # what a generator is for
+LOOK_UP = 0.5  # seconds between two looks of a worker for its parent
 
 
 class Batch(NamedTuple):
@@ -30,6 +36,10 @@ class Batch(NamedTuple):
     images: Tensor
     targets: Tensor
     ids: Tensor
+
+    def to(self, device: torch.device) -> Batch:
+        """The same on a device."""
+        return Batch(*(each.to(device, non_blocking=True) for each in self))
 
 
 class Batches:
@@ -43,7 +53,8 @@ class Batches:
         augmentation: what is done to the images; None is nothing.
         shuffle: a new order in each epoch; otherwise the split's own.
         drop_last: leave out a last batch that is not full.
-        workers: processes that prepare batches; worth it for lazy images.
+        workers: processes that prepare batches, which changes no bit of them; worth it for lazy
+            images. They end with the epoch, or when its batches are closed or let go.
         rank: which part of each batch this process takes, of `ranks`.
         ranks: number of processes that share a batch.
 
@@ -97,12 +108,12 @@ class Batches:
         whole, rest = divmod(len(self.split), self.batch_size)
         return whole if self.drop_last or not rest else whole + 1
 
-    def epoch(self, epoch: int, first_step: int = 0) -> Iterator[Batch]:
+    def epoch(self, epoch: int, first_step: int = 0) -> Generator[Batch, None, None]:
         """The batches of an epoch, from `first_step` on."""
         steps = _Steps(self, epoch, first_step)
-        if self.workers == 0:
+        if self.workers == 0 or len(steps) == 0:
             return (steps[place] for place in range(len(steps)))
-        return iter(DataLoader(steps, batch_size=None, num_workers=self.workers))
+        return _from_workers(steps, min(self.workers, len(steps)))
 
     def order(self, epoch: int) -> Tensor:
         """All ids in the order of an epoch; [N]."""
@@ -147,6 +158,54 @@ class _Steps(Dataset[Batch]):
         step, size = self.first_step + place, self.batches.batch_size
         ids = self.order[step * size : (step + 1) * size]
         return self.batches.make(ids[self.batches.rank :: self.batches.ranks], self.epoch, step)
+
+
+class _Told(Dataset[Batch | DataError]):
+    """The same steps; data that cannot be used are handed over, not raised.
+
+    A loader would raise them with the trace of its process in the message.
+    """
+
+    def __init__(self, steps: _Steps) -> None:
+        self.steps = steps
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def __getitem__(self, place: int) -> Batch | DataError:
+        try:
+            return self.steps[place]
+        except DataError as error:
+            return error
+
+
+def _from_workers(steps: _Steps, workers: int) -> Generator[Batch, None, None]:
+    """Made by other processes, a few ahead; they end when this does."""
+    loader = DataLoader(
+        _Told(steps),
+        batch_size=None,
+        num_workers=workers,
+        # As in a program's first process: one that was spawned would spawn, which takes seconds.
+        multiprocessing_context=get_all_start_methods()[0],
+        worker_init_fn=_follow_parent,
+        generator=torch.Generator(),  # else it draws from everybody's, and so changes dropout
+    )
+    for found in loader:
+        if isinstance(found, DataError):
+            raise found
+        yield found
+
+
+def _follow_parent(worker: int) -> None:
+    """End soon after the process that started this one; the loader's own watch takes 5 seconds."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            sleep(LOOK_UP)
+        os._exit(1)
+
+    Thread(target=watch, daemon=True).start()
 
 
 def _generator(*numbers: int) -> torch.Generator:

@@ -102,6 +102,13 @@ class DataSettings:
             )
 
     @property
+    def known_shape(self) -> tuple[int, int] | None:
+        """Classes and side of the images, where they are known before anything is loaded."""
+        if self.name == "generated":
+            return self.classes or 10, self.image_size or 32
+        return (10, 8) if self.name == "digits" else None
+
+    @property
     def source(self) -> Source:
         """What is known of the source; little, for one that is only known by its hub name."""
         return SOURCES.get(self.name) or Source("on the hub", self.name, None)

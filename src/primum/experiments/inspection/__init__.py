@@ -4,6 +4,7 @@ settings.py     what to train and when to look
 checkpoint.py   models from files
 moment.py       one look at a model about to take a step
 protected.py    the samples with most extra weight
+watched.py      training, step by step
 session.py      train and look
 command.py      from arguments to files
 """

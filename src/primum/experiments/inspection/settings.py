@@ -46,6 +46,7 @@ class InspectSettings:
         radius: Of the trust region.
         lr_factors: For the real steps: by how much to multiply the learning rate.
         seed: Of first parameters and order.
+        device: Where to train and to measure.
     """
 
     model: str = "cnn-small"
@@ -64,6 +65,7 @@ class InspectSettings:
     radius: float = 0.2
     lr_factors: tuple[float, ...] = (0.25, 1.0, 4.0)
     seed: int = 0
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
         if self.optimizer not in RATES:
@@ -113,4 +115,6 @@ class InspectSettings:
         data = found.pop("data")
         kept = {k: v for k, v in data.items() if v is not None and not k.endswith("_dir")}
         del found["seed"], found["reduce"]
+        if self.device == "cpu":  # came later; records of older runs stay comparable
+            del found["device"]
         return found | {"data": kept, "lr": self.rate, "weight_decay": self.decay}

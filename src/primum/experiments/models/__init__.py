@@ -9,7 +9,7 @@ registry.py   by name, or a user's own by import path
 """
 
 from primum.experiments.models.digits import EncoderBlock, GroupNormCNN, PatchTransformer
-from primum.experiments.models.registry import MODELS, ModelError, build_model
+from primum.experiments.models.registry import MODELS, ModelError, build_model, find_model
 
 __all__ = [
     "MODELS",
@@ -18,4 +18,5 @@ __all__ = [
     "ModelError",
     "PatchTransformer",
     "build_model",
+    "find_model",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
+import traceback
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -40,6 +41,12 @@ class Model:
 def _resnet50(classes: int, image_size: int, norm: Norm) -> nn.Module:
     # Tiny-ImageNet's 64 pixels keep the ImageNet stem: the paper trains it "using the same recipe".
     return ResNet50(classes, norm=norm, stem="imagenet" if image_size >= 64 else "small")
+
+
+def _convnext(classes: int, image_size: int, norm: Norm) -> nn.Module:
+    if image_size < 32:  # its strides leave no pixel of less
+        raise ValueError(f"image_size must be >= 32, got {image_size}")
+    return ConvNeXt(classes)
 
 
 MODELS: dict[str, Model] = {
@@ -83,7 +90,7 @@ MODELS: dict[str, Model] = {
     "convnext-t": Model(
         "the paper's ConvNeXt-T for Tiny-ImageNet and ImageNet-100, stochastic depth 0.1",
         (),
-        lambda classes, size, _: ConvNeXt(classes),
+        _convnext,
     ),
 }
 
@@ -111,12 +118,20 @@ def build_model(
     with nullcontext() if seed is None else torch.random.fork_rng(devices=[]):
         if seed is not None:
             torch.manual_seed(seed)
-        if ":" in name:
-            return _build_by_path(name, classes, image_size, norm)
-        return _build_by_name(name, classes, image_size, norm)
+        return find_model(name, norm)(classes, image_size)
 
 
-def _build_by_name(name: str, classes: int, image_size: int, norm: Norm | None) -> nn.Module:
+def find_model(name: str, norm: Norm | None = None) -> Callable[[int, int], nn.Module]:
+    """How to build a model, from classes and image size; says what is wrong without them."""
+    if ":" not in name:
+        return _by_name(name, norm)
+    if norm is not None:
+        raise ModelError(f"norm={norm!r} is for models by name; let {name} choose its own")
+    factory = _find(name)
+    return lambda classes, image_size: _call(factory, name, classes, image_size)
+
+
+def _by_name(name: str, norm: Norm | None) -> Callable[[int, int], nn.Module]:
     if name not in MODELS:
         raise ModelError(
             f"unknown model {name!r}; choose from {', '.join(MODELS)}, "
@@ -127,23 +142,29 @@ def _build_by_name(name: str, classes: int, image_size: int, norm: Norm | None) 
         have = " and ".join(model.norms) or "none but its own layer norm"
         raise ModelError(f"{name} has no {norm!r} norm; to choose from: {have}")
     chosen = norm or (model.norms[0] if model.norms else "group")
-    try:
-        return model.build(classes, image_size, chosen)
-    except ValueError as error:
-        raise ModelError(f"{name}: {error}") from error
+
+    def build(classes: int, image_size: int) -> nn.Module:
+        try:
+            return model.build(classes, image_size, chosen)
+        except ValueError as error:
+            raise ModelError(f"{name}: {error}") from error
+
+    return build
 
 
-def _build_by_path(path: str, classes: int, image_size: int, norm: Norm | None) -> nn.Module:
-    if norm is not None:
-        raise ModelError(f"norm={norm!r} is for models by name; let {path} choose its own")
-    factory = _find(path)
+def _call(factory: Callable[..., object], path: str, classes: int, image_size: int) -> nn.Module:
     try:
         inspect.signature(factory).bind(classes=classes, image_size=image_size)
     except TypeError as error:
         raise ModelError(
             f"{path} must take the keywords classes and image_size: {error}"
         ) from error
-    model = factory(classes=classes, image_size=image_size)
+    try:
+        model = factory(classes=classes, image_size=image_size)
+    except Exception as error:  # of any kind: it is the user's code
+        raise ModelError(
+            f"{path} failed with classes={classes}, image_size={image_size}: {_told(error)}"
+        ) from error
     if not isinstance(model, nn.Module):
         raise ModelError(f"{path} must return a torch.nn.Module, got {type(model).__name__}")
     return model
@@ -159,6 +180,8 @@ def _find(path: str) -> Callable[..., object]:
         module = importlib.import_module(module_name)
     except ImportError as error:
         raise ModelError(f"cannot import {module_name!r} of {path!r}: {error}") from error
+    except Exception as error:  # of any kind: it is the user's code
+        raise ModelError(f"cannot import {module_name!r} of {path!r}: {_told(error)}") from error
     finally:
         sys.path.remove(here)
     factory = getattr(module, attribute, None)
@@ -168,3 +191,13 @@ def _find(path: str) -> Callable[..., object]:
     if not callable(factory):
         raise ModelError(f"{path} is a {type(factory).__name__}, not a function or class")
     return cast("Callable[..., object]", factory)
+
+
+def _told(error: Exception) -> str:
+    """Kind, message and place in one line; the place is the deepest outside of packages."""
+    said = f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
+    if isinstance(error, SyntaxError):
+        return said  # which tells its place
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [each for each in frames if "site-packages" not in each.filename] or frames
+    return f"{said} ({Path(own[-1].filename).name}, line {own[-1].lineno})"

@@ -108,6 +108,7 @@ def columns(group: Group) -> list[Column]:
     every = [
         Column("test accuracy, %", accuracy, 1),
         Column("test loss", lambda run: run.final.get("test_loss"), 3),
+        Column("test accuracy of averaged weights, %", ema_accuracy, 1),
         Column("harmed by plain step, %", harmed_before, 1),
         Column("harmed by step taken, %", harmed_taken, 1),
         Column("mean extra weight", extra_weight, 3),
@@ -167,6 +168,12 @@ def moments_by_label(group: Group) -> dict[str, list[dict[str, Any]]]:
 def accuracy(run: RunRecord) -> float | None:
     """In percent."""
     value = run.final.get("test_accuracy")
+    return None if value is None else 100 * value
+
+
+def ema_accuracy(run: RunRecord) -> float | None:
+    """Of the averaged weights, in percent."""
+    value = run.final.get("ema_test_accuracy")
     return None if value is None else 100 * value
 
 

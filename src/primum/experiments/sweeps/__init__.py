@@ -11,6 +11,7 @@ ranks.py       one run over several processes
 store.py       runs and checkpoints on disk, whole or not at all
 job.py         one run from start, or checkpoint, to its file
 plan.py        which runs, in which order, and what matched ones take over
+check.py       what some run would end on, said before the first
 sweep.py       all of them, several at a time (progress.py: what is told meanwhile)
 summary.py     last epochs and tests against base (table.py: as text)
 options.py     settings on the command line

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import io
+import os
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from primum.experiments.extras import explain
 from primum.experiments.images import DataError
 from primum.experiments.models import ModelError
 from primum.experiments.report import render_runs
@@ -21,7 +24,7 @@ from primum.experiments.sweeps.ranks import Ranks, joined
 from primum.experiments.sweeps.settings import RunSettings, SettingsError
 from primum.experiments.sweeps.store import Store, write_safely
 from primum.experiments.sweeps.summary import SettingSummary, as_json, summarise
-from primum.experiments.sweeps.sweep import SweepError, run_sweep
+from primum.experiments.sweeps.sweep import OnRun, SweepError, nothing, run_sweep
 from primum.experiments.sweeps.table import NOTE, markdown, text_table
 
 # What a user can do something about; anything else is a bug and shows its trace.
@@ -41,11 +44,18 @@ def guarded(name: str, out: Path, work: Callable[[], int]) -> int:
     except PLAIN as error:
         print(f"primum {name}: {error}", file=sys.stderr)
         return 1
+    except ModuleNotFoundError as error:
+        told = explain(error)
+        if told is None:
+            raise
+        print(f"primum {name}: {told}", file=sys.stderr)
+        return 1
 
 
 def place_of(arguments: argparse.Namespace, command: str) -> Place:
     """Where a sweep takes place."""
-    for name, least in (("seeds", 1), ("first_seed", 0), ("workers", 1), ("threads", 1)):
+    leasts = {"seeds": 1, "first_seed": 0, "workers": 1, "threads": 1, "data_workers": 0}
+    for name, least in leasts.items():
         value = getattr(arguments, name, None)
         if value is not None and value < least:
             raise SettingsError(f"--{name.replace('_', '-')} must be >= {least}, got {value}")
@@ -56,6 +66,7 @@ def place_of(arguments: argparse.Namespace, command: str) -> Place:
         checkpoint_seconds=arguments.checkpoint_seconds,
         workers=arguments.workers,
         threads=arguments.threads,
+        data_workers=arguments.data_workers,
         command=command,
         environment=_environment(arguments.workers, arguments.threads),
     )
@@ -80,8 +91,10 @@ def run_comparison(
     """Make the runs, then the tables and pages."""
     place = place_of(arguments, command)
     runs = plan(points, arms, seeds)
+    write = tensorboard_writer(arguments.out / "tensorboard") if arguments.tensorboard else None
     with joined(points[0].device) as ranks:
-        records = run_sweep(runs, place, progress_of(ranks))
+        on_run = write if write is not None and ranks.leads else nothing
+        records = run_sweep(runs, place, progress_of(ranks), on_run)
     if not ranks.leads:
         return 0
     summaries = summarise(records)
@@ -89,8 +102,6 @@ def run_comparison(
         print(f"\n{summary.title}\n\n{text_table(summary)}")
     print(f"\n{NOTE}")
     write_pages(records, summaries, arguments.out, command, "Comparison")
-    if arguments.tensorboard:
-        write_tensorboard(runs, records, arguments.out)
     print(f"\nRuns, summary.json, summary.md and report.html are in {arguments.out}")
     return 0
 
@@ -113,16 +124,25 @@ def write_pages(
     write_safely(out / "report.html", render_runs(records, title=title).encode())
 
 
-def write_tensorboard(runs: Sequence[RunSettings], records: Sequence[RunRecord], out: Path) -> None:
-    """Curves of all runs, one folder each."""
+def tensorboard_writer(folder: Path) -> OnRun:
+    """What writes a run's curves into a folder of its own, whole or not at all, and once.
+
+    Made before the first run: then it is known that TensorBoard is there.
+    """
     from torch.utils.tensorboard import SummaryWriter
 
-    for run, record in zip(runs, records, strict=True):
-        with SummaryWriter(
-            str(out / "tensorboard" / f"{record.arm}-seed{run.seed}-{run.key}")
-        ) as writer:
-            for table in (record.curves, record.steps):
-                for name, values in table.items():
-                    for step, value in zip(table["step"], values, strict=True):
-                        if name not in ("step", "epoch") and value is not None:
-                            writer.add_scalar(name, float(value), int(step))
+    def write(run: RunSettings, record: RunRecord) -> None:
+        own = folder / f"{record.arm}-seed{run.seed}-{run.key}"
+        if own.exists():
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".curves-", dir=folder.parent) as draft:
+            with SummaryWriter(os.path.join(draft, "curves")) as writer:
+                for table in (record.curves, record.steps):
+                    for name, values in table.items():
+                        for step, value in zip(table["step"], values, strict=True):
+                            if name not in ("step", "epoch") and value is not None:
+                                writer.add_scalar(name, float(value), int(step))
+            os.replace(os.path.join(draft, "curves"), own)
+
+    return write

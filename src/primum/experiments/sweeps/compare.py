@@ -49,7 +49,7 @@ def typed_command(typed: Sequence[str]) -> str:
     words = list(typed)
     for place, word in enumerate(words):
         option, equals, value = word.partition("=")
-        if option in ("--data-dir", "--cache-dir", "--out"):
+        if option in ("--data-dir", "--cache-dir", "--out", "-o"):
             if equals:
                 words[place] = f"{option}={_nameless(option, value)}"
             elif place + 1 < len(words):
@@ -58,7 +58,7 @@ def typed_command(typed: Sequence[str]) -> str:
 
 
 def _nameless(option: str, value: str) -> str:
-    return Path(value).name if option == "--out" else "DIR"
+    return Path(value).name if option in ("--out", "-o") else "DIR"
 
 
 def main(argv: Sequence[str] | None = None) -> int:

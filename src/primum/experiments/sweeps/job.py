@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from time import monotonic
 from typing import Any
@@ -33,6 +34,7 @@ class Place:
         checkpoint_seconds: From one checkpoint to the next; 0 is after each step.
         workers: Runs at the same time.
         threads: Of torch, in each of them.
+        data_workers: Processes that prepare batches, for each of them; 0 leaves it to the run's.
         command: What was typed, for the record.
         environment: Versions and hardware, likewise.
     """
@@ -43,6 +45,7 @@ class Place:
     checkpoint_seconds: float = 30.0
     workers: int = 1
     threads: int = 1
+    data_workers: int = 0
     command: str = ""
     environment: dict[str, str] = field(default_factory=dict)
 
@@ -61,11 +64,12 @@ def run_job(
     torch.set_num_threads(place.threads)
     try:
         with own_random_numbers(settings.seed + APART * ranks.rank, device):
-            training = Training(settings, data, matched)
+            training = Training(settings, data, matched, data_workers=place.data_workers)
             state = place.store.load_checkpoint(settings)
             if state is not None and training.continues(state):
                 training.load_state_dict(state)
-            _train(training, place, on_step)
+            with closing(training):
+                _train(training, place, on_step)
             # As it will be read from its file: no number at all instead of a NaN.
             made = {"format": FORMAT, **asdict(make_record(training, place))}
             record = run_from(without_nan(made))

@@ -68,7 +68,7 @@ def make_method(
     arm: Arm, model: nn.Module, optimizer: Optimizer, *, seed: int, scaler: Any = None
 ) -> Method:
     """Attach the arm to the model."""
-    recipe = _recipe(arm, seed)
+    recipe = make_recipe(arm, seed)
     if recipe is None:
         return Method(arm, primum.observe(model, optimizer, scaler=scaler), None, weighs=False)
     reducer = primum.attach(model, optimizer, recipe=recipe, scaler=scaler)
@@ -105,7 +105,8 @@ def radius_share(arm: Arm, step: int, steps: int) -> float:
     return risen if way == "grow" else 1 - risen
 
 
-def _recipe(arm: Arm, seed: int) -> Recipe | None:
+def make_recipe(arm: Arm, seed: int) -> Recipe | None:
+    """How the arm weighs; None if it does not."""
     own = Primum(arm.radius, arm.max_extra_weight, arm.max_iters)
     match arm.name:
         case "primum":

@@ -89,6 +89,13 @@ def add_place(parser: argparse.ArgumentParser, out: str) -> None:
     )
     group.add_argument("--threads", type=int, default=1, metavar="N", help="of torch, per run (1)")
     group.add_argument(
+        "--data-workers",
+        type=int,
+        default=0,
+        metavar="N",
+        help="processes that prepare images, per run; worth it for photographs (0)",
+    )
+    group.add_argument(
         "--checkpoint-seconds",
         type=float,
         default=30.0,

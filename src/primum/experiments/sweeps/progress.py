@@ -62,10 +62,10 @@ class Progress:
         self._parts[run.key] = 1.0
         self._first.setdefault(run.key, 0.0)
         accuracy = record.final.get("test_accuracy")
-        shown = "" if accuracy is None else f", {100 * accuracy:.2f}%"
+        shown = "diverged" if accuracy is None else f"{100 * accuracy:.2f}%"
         line = (
             f"[{self._finished}/{self._total}] {record.name}, {record.arm}, seed {run.seed}"
-            f"{shown}, {record.seconds or 0:.0f} s of training; {self._left()}"
+            f", {shown}, {record.seconds or 0:.0f} s of training; {self._left()}"
         )
         if self._bar is None:
             self._say(line)

@@ -77,9 +77,22 @@ def current() -> Ranks:
     return Ranks()
 
 
+def check_device(name: str) -> None:
+    """Refuse a device that does not exist or does not work, by the first number on it."""
+    own = os.environ.get("LOCAL_RANK")
+    try:
+        torch.zeros((), device=f"cuda:{own}" if name == "cuda" and own else name).item()
+    except Exception as error:  # of many kinds: each back end has its own
+        reason = str(error).strip().partition("\n")[0].rstrip(".")
+        raise SettingsError(
+            f"device {name!r} cannot be used here: {reason}; choose another, cpu for one"
+        ) from error
+
+
 @contextmanager
 def joined(device: str) -> Iterator[Ranks]:
     """Join the others, if `torchrun` started several."""
+    check_device(device)
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or dist.is_initialized():
         yield current()
         return

@@ -96,10 +96,16 @@ class RunSettings:
             value = getattr(self, what)
             if value is not None and not 0 < value < float("inf"):
                 raise SettingsError(f"{what} must be > 0 and finite, got {value}")
-        for what in ("momentum", "beta1", "beta2", "label_smoothing", "ema", "lr_floor"):
+        for what in ("momentum", "label_smoothing", "lr_floor"):
             value = getattr(self, what)
-            if value is not None and not 0 <= value <= 1:
+            if not 0 <= value <= 1:
                 raise SettingsError(f"{what} must be between 0 and 1, got {value}")
+        for what in ("beta1", "beta2", "ema"):
+            value = getattr(self, what)
+            if value is not None and not 0 <= value < 1:
+                raise SettingsError(f"{what} must be >= 0 and below 1, got {value}")
+        if self.optimizer == "sgd" and self.nesterov and self.momentum == 0:
+            raise SettingsError("nesterov needs a momentum above 0, got 0; leave one of them out")
         for what in ("warmup", "weight_decay"):
             value = getattr(self, what)
             if value is not None and not 0 <= value < float("inf"):

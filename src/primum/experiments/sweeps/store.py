@@ -40,12 +40,13 @@ class Store:
         """Where it is before."""
         return self.folder / "checkpoints" / f"{_name(settings)}.pt"
 
-    def prepare(self) -> None:
+    def prepare(self, finished: str = "runs") -> None:
         """Make the folders now, so that trouble shows before the first run.
 
-        Drafts that a process left when it was killed are removed.
+        Drafts that a process left when it was killed are removed. `finished` is the folder of what
+        is finished.
         """
-        for name in ("runs", "checkpoints"):
+        for name in (finished, "checkpoints"):
             folder = self.folder / name
             try:
                 folder.mkdir(parents=True, exist_ok=True)
@@ -76,21 +77,30 @@ class Store:
 
     def save_checkpoint(self, settings: RunSettings, state: Mapping[str, Any]) -> None:
         """Write where a run has got to."""
-        buffer = io.BytesIO()
-        torch.save(dict(state), buffer)
-        write_safely(self.checkpoint_path(settings), buffer.getvalue())
+        save_state(self.checkpoint_path(settings), state)
 
     def load_checkpoint(self, settings: RunSettings) -> dict[str, Any] | None:
         """Where a run has got to; None if it has to start anew."""
-        path = self.checkpoint_path(settings)
-        if not path.exists():
-            return None
-        try:
-            state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-        except Exception:  # a damaged file says so in many ways; the run only starts anew
-            path.unlink(missing_ok=True)
-            return None
-        return state
+        return load_state(self.checkpoint_path(settings))
+
+
+def save_state(path: Path, state: Mapping[str, Any]) -> None:
+    """Write a checkpoint: plain values and tensors."""
+    buffer = io.BytesIO()
+    torch.save(dict(state), buffer)
+    write_safely(path, buffer.getvalue())
+
+
+def load_state(path: Path) -> dict[str, Any] | None:
+    """What is in a checkpoint; None if there is none that can be read, which is then removed."""
+    if not path.exists():
+        return None
+    try:
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception:  # a damaged file says so in many ways; the run only starts anew
+        path.unlink(missing_ok=True)
+        return None
+    return state
 
 
 def write_safely(path: Path, content: bytes) -> None:

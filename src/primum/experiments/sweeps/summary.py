@@ -11,6 +11,7 @@ from typing import Any
 from primum.experiments.report.groups import (
     Group,
     accuracy,
+    ema_accuracy,
     extra_weight,
     group_runs,
     harmed_before,
@@ -65,7 +66,7 @@ class ArmSummary:
 
     arm: str
     seeds: tuple[int, ...]
-    accuracy: Interval
+    accuracy: Interval | None
     loss: Interval | None
     ema_accuracy: Interval | None
     harmed_plain: Interval | None
@@ -77,6 +78,7 @@ class ArmSummary:
     time_to_base: Interval | None
     accuracy_test: AgainstBase | None
     loss_test: AgainstBase | None
+    ema_test: AgainstBase | None
 
 
 @dataclass(frozen=True)
@@ -109,12 +111,10 @@ def as_json(summaries: Sequence[SettingSummary], command: str) -> str:
 
 def _summarise(group: Group) -> SettingSummary:
     base = {run.seed: run for run in group.arms.get("base", ())}
-    labels = list(group.arms)
-    accuracy_tests = _tests(group, base, accuracy)
-    loss_tests = _tests(group, base, lambda run: run.final.get("test_loss"))
+    tests = [_tests(group, base, figure) for figure in (accuracy, _loss, ema_accuracy)]
     rows = [
-        _row(label, group.arms[label], base, accuracy_tests.get(label), loss_tests.get(label))
-        for label in labels
+        _row(label, group.arms[label], base, *(found.get(label) for found in tests))
+        for label in group.arms
     ]
     return SettingSummary(group.title, group.settings, tuple(rows))
 
@@ -146,18 +146,17 @@ def _row(
     base: dict[int, RunRecord],
     accuracy_test: AgainstBase | None,
     loss_test: AgainstBase | None,
+    ema_test: AgainstBase | None,
 ) -> ArmSummary:
     def against(figure: Callable[[RunRecord, RunRecord], float | None]) -> Interval | None:
         return _over(runs, lambda run: figure(run, base[run.seed]) if run.seed in base else None)
 
-    known = _over(runs, accuracy)
-    assert known is not None  # every finished run has one
     return ArmSummary(
         arm=label,
         seeds=tuple(run.seed for run in runs),
-        accuracy=known,
-        loss=_over(runs, lambda run: run.final.get("test_loss")),
-        ema_accuracy=_over(runs, lambda run: _percent(run.final.get("ema_test_accuracy"))),
+        accuracy=_over(runs, accuracy),
+        loss=_over(runs, _loss),
+        ema_accuracy=_over(runs, ema_accuracy),
         harmed_plain=_over(runs, harmed_before),
         harmed_taken=_over(runs, harmed_taken),
         extra_weight=_over(runs, extra_weight),
@@ -167,6 +166,7 @@ def _row(
         time_to_base=against(lambda run, plain: until_base(run, plain, "seconds")),
         accuracy_test=accuracy_test,
         loss_test=loss_test,
+        ema_test=ema_test,
     )
 
 
@@ -176,8 +176,8 @@ def _over(runs: Sequence[RunRecord], figure: Figure) -> Interval | None:
     return interval(known) if known and len(known) == len(values) else None
 
 
-def _percent(value: float | None) -> float | None:
-    return None if value is None else 100 * value
+def _loss(run: RunRecord) -> float | None:
+    return run.final.get("test_loss")
 
 
 def _time_ratio(run: RunRecord, base: RunRecord) -> float | None:

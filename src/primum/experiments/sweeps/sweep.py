@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -15,6 +15,7 @@ from time import monotonic, sleep
 from typing import Any
 
 from primum.experiments.runs import RunRecord
+from primum.experiments.sweeps.check import check_runs
 from primum.experiments.sweeps.job import Place, run_job
 from primum.experiments.sweeps.plan import matched
 from primum.experiments.sweeps.progress import Progress
@@ -24,9 +25,15 @@ from primum.experiments.sweeps.training import Matched
 
 TELL_EVERY = 0.5  # seconds from one word of a worker to the next
 
+OnRun = Callable[[RunSettings, RunRecord], object]
+
 
 class SweepError(RuntimeError):
     """A sweep that cannot go on, with what to do about it."""
+
+
+def nothing(run: RunSettings, record: RunRecord) -> None:
+    """What is done with a run, if nothing else is said."""
 
 
 def cores() -> int:
@@ -36,7 +43,7 @@ def cores() -> int:
     return os.cpu_count() or 1
 
 
-def check_workers(workers: int, threads: int = 1) -> None:
+def check_workers(workers: int, threads: int = 1, data_workers: int = 0) -> None:
     """Refuse what would only make every run slower."""
     have = cores()
     if workers * threads > max(have, threads):
@@ -45,17 +52,29 @@ def check_workers(workers: int, threads: int = 1) -> None:
             f"{workers} workers{each} were asked for, but there are {have} cores; "
             f"choose at most {max(1, have // threads)}"
         )
+    if workers * data_workers > have:
+        runs = "" if workers == 1 else f" for each of {workers} workers"
+        raise SweepError(
+            f"{data_workers} data workers{runs} were asked for, but there are {have} cores; "
+            f"choose at most {have // workers}"
+        )
 
 
-def run_sweep(runs: Sequence[RunSettings], place: Place, progress: Progress) -> list[RunRecord]:
+def run_sweep(
+    runs: Sequence[RunSettings],
+    place: Place,
+    progress: Progress,
+    on_run: OnRun = nothing,
+) -> list[RunRecord]:
     """Make what is missing; returns all runs in the order of the plan.
 
-    The first error stops the sweep; what is finished stays. Ctrl-C likewise.
+    The first error stops the sweep; what is finished stays. Ctrl-C likewise. `on_run` is called
+    in this process with each run: at once, or when it is finished.
     """
     ranks = current()
     if ranks.size > 1 and place.workers > 1:
         raise SweepError("under torchrun all processes share each run; leave --workers at 1")
-    check_workers(place.workers, place.threads)
+    check_workers(place.workers, place.threads, place.data_workers)
     place.store.prepare()
     done = {run.key: record for run in runs if (record := place.store.find(run)) is not None}
     ranks.wait()  # before the first of them writes
@@ -63,10 +82,15 @@ def run_sweep(runs: Sequence[RunSettings], place: Place, progress: Progress) -> 
         if run.key in done and ranks.leads:  # killed between writing the run and this
             place.store.checkpoint_path(run).unlink(missing_ok=True)
     todo = [run for run in runs if run.key not in done]
+    check_runs(todo)
+    for run in runs:
+        if run.key in done:
+            on_run(run, done[run.key])
     progress.begin(todo, skipped=len(done))
     make = _in_turn if place.workers == 1 else _in_workers
     for run, record in make(todo, place, progress):
         done[run.key] = record
+        on_run(run, record)
         progress.finish(run, record)
     progress.end()
     return [done[run.key] for run in runs]

@@ -20,6 +20,9 @@ HEADINGS = (
     "test loss",
     "vs base",
     "Holm p",
+    "EMA acc %",
+    "vs base",
+    "Holm p",
     "harmed %",
     "taken %",
     "extra w",
@@ -31,9 +34,10 @@ NOTE = (
     "Last epoch, mean ± 95% interval over seeds. vs base: Welch's interval. Holm p: Welch's p, "
     "corrected for all arms of the table; below 0.05 a difference is called seen. could see: the "
     "true difference so many seeds show four times out of five, with that correction and the "
-    "spread found. harmed, taken: share of a batch whose loss the plain step, and the step taken, "
-    "raises, through the head. steps to, time to: from when on the test loss was no more "
-    "than base's is at its end, as a share of base's; empty unless every seed got there."
+    "spread found. EMA: of the averaged weights. harmed, taken: share of a batch whose loss the "
+    "plain step, and the step taken, raises, through the head. steps to, time to: from when on the "
+    "test loss was no more than base's is at its end, as a share of base's, by the tests there "
+    "were; empty unless every seed got there."
 )
 
 
@@ -90,6 +94,8 @@ def _cells(arm: ArmSummary) -> list[str]:
         *_test(arm.accuracy_test, 2, full=True),
         show(arm.loss, 3),
         *_test(arm.loss_test, 3, full=False),
+        show(arm.ema_accuracy, 2),
+        *_test(arm.ema_test, 2, full=False),
         _mean(arm.harmed_plain, 1),
         _mean(arm.harmed_taken, 1),
         _mean(arm.extra_weight, 3),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -11,20 +13,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from primum.diagnostics import InterferenceMeter
 from primum.experiments.augment import AUGMENTATIONS
 from primum.experiments.ema import weight_average
 from primum.experiments.images import Batches, ImageData
 from primum.experiments.images.batches import Batch
-from primum.experiments.models import build_model
+from primum.experiments.models import ModelError, build_model
+from primum.experiments.sweeps.arms import ArmError
 from primum.experiments.sweeps.build import (
     autocast,
     build_optimizer,
     build_scaler,
     build_schedule,
 )
-from primum.experiments.sweeps.method import cross_entropies, make_method
+from primum.experiments.sweeps.method import Method, cross_entropies, make_method
 from primum.experiments.sweeps.ranks import Ranks, current
 from primum.experiments.sweeps.settings import RunSettings, SettingsError
 from primum.experiments.sweeps.stopwatch import Stopwatch
@@ -56,17 +60,24 @@ class Training:
         settings: Of the run.
         data: `load_data(settings.data_settings(...))`.
         matched: For lr-matched and time-matched.
+        data_workers: Processes that prepare batches; they change no number.
     """
 
     def __init__(
-        self, settings: RunSettings, data: ImageData, matched: Matched | None = None
+        self,
+        settings: RunSettings,
+        data: ImageData,
+        matched: Matched | None = None,
+        *,
+        data_workers: int = 0,
     ) -> None:
         self.settings, self.data = settings, data
         self.matched = matched or Matched()
         self.ranks = current()
         self.ranks.check(settings)
         self.device = self.ranks.device(settings.device)
-        self.batches = _batches(settings, data, self.ranks)
+        self.data_workers = data_workers
+        self.batches = _batches(settings, data, self.ranks, data_workers)
         per_epoch = len(self.batches)
         wanted = settings.steps or settings.epochs * per_epoch
         self.steps = max(1, round(wanted * self.matched.steps_factor))
@@ -81,15 +92,14 @@ class Training:
         self.scaler = build_scaler(settings)
         # Trains the model's own parameters, whose gradients are averaged over ranks.
         self.forward = self.model if self.ranks.size == 1 else DistributedDataParallel(self.model)
-        self.method = make_method(
-            settings.arm, self.forward, self.optimizer, seed=settings.seed, scaler=self.scaler
-        )
+        self.method = attached(settings, self.forward, self.optimizer, self.scaler)
         self.meter = InterferenceMeter()  # of this epoch
         self.losses: list[Tensor] = []  # since the last evaluation
         self.stopwatch = Stopwatch(self.device)
         self.curves: dict[str, list[float]] = {}
         self.reports: dict[str, list[float]] = {}
-        self._coming: Any = None
+        self._coming: Generator[Batch, None, None] | None = None
+        self._lr = 0.0  # of the last step
         self._set_lr()
 
     @property
@@ -106,6 +116,7 @@ class Training:
         """Take a step; after the last of an epoch, report, and evaluate if it is time."""
         step, method = self.step_count, self.method
         watched = method.watched(step % len(self.batches))
+        self._lr = float(self.optimizer.param_groups[0]["lr"])
         if watched and not method.weighs:
             self.stopwatch.stop()  # this step takes longer than the arm's own
         else:
@@ -155,12 +166,18 @@ class Training:
 
     def _next_batch(self) -> Batch:
         epoch, first = divmod(self.step_count, len(self.batches))
-        if self._coming is None or first == 0:
+        if self._coming is None:
             self._coming = self.batches.epoch(epoch, first)
-        batch: Batch = next(self._coming)
-        return Batch(*(each.to(self.device, non_blocking=True) for each in batch))
+        return next(self._coming).to(self.device)
+
+    def close(self) -> None:
+        """End the processes that prepare batches; a further step starts others."""
+        if self._coming is not None:
+            self._coming.close()
+            self._coming = None
 
     def _end_epoch(self) -> None:
+        self.close()
         _append(self.reports, _means(self.meter, self.step_count))
         self.meter = InterferenceMeter()
         epoch = self.step_count // len(self.batches)
@@ -176,7 +193,7 @@ class Training:
             "train_loss": float(trained),
             "test_loss": loss,
             "test_accuracy": accuracy,
-            "lr": float(self.schedule.get_last_lr()[0]),
+            "lr": self._lr,
             "seconds": self.stopwatch.seconds,
         }
         if self.average is not None:
@@ -186,21 +203,31 @@ class Training:
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module) -> tuple[float, float]:
-        """Mean test loss and test accuracy."""
+        """Mean test loss and test accuracy; neither, if the model has diverged."""
         data = self.data
-        test = Batches(data.test, data, batch_size=TEST_BATCH, shuffle=False, drop_last=False)
+        test = Batches(
+            data.test,
+            data,
+            batch_size=TEST_BATCH,
+            shuffle=False,
+            drop_last=False,
+            workers=self.data_workers,
+        )
         training = model.training
         model.eval()
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
         right = torch.zeros((), dtype=torch.int64, device=self.device)
-        for batch in test.epoch(0):
-            targets = batch.targets.to(self.device)
-            with autocast(self.settings):
-                logits = model(batch.images.to(self.device))
-            loss += cross_entropies(logits, targets).double().sum()
-            right += (logits.argmax(1) == targets).sum()
+        with closing(test.epoch(0)) as batches:
+            for batch in batches:
+                targets = batch.targets.to(self.device)
+                with autocast(self.settings):
+                    logits = model(batch.images.to(self.device))
+                loss += cross_entropies(logits, targets).double().sum()
+                right += (logits.argmax(1) == targets).sum()
         model.train(training)
-        return float(loss) / len(data.test), int(right) / len(data.test)
+        mean = float(loss) / len(data.test)
+        # The largest of logits that are not finite is no answer.
+        return mean, int(right) / len(data.test) if math.isfinite(mean) else math.nan
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values and tensors: loads with `weights_only=True`. All ranks have to ask."""
@@ -248,7 +275,7 @@ class Training:
         if self.device.type == "cuda":
             own = state["random_cuda"][self.ranks.rank].cpu()
             torch.cuda.set_rng_state(own, self.device)
-        self._coming = None
+        self.close()
 
     def continues(self, state: Mapping[str, Any]) -> bool:
         """Whether a state is one of this very run: same figures taken over, as many ranks."""
@@ -258,7 +285,25 @@ class Training:
         return same and ranks == self.ranks.size
 
 
-def _batches(settings: RunSettings, data: ImageData, ranks: Ranks) -> Batches:
+def attached(
+    settings: RunSettings,
+    model: nn.Module,
+    optimizer: Optimizer,
+    scaler: torch.amp.GradScaler | None = None,
+) -> Method:
+    """The arm at work on the model; says which model it is that cannot be used."""
+    try:
+        return make_method(settings.arm, model, optimizer, seed=settings.seed, scaler=scaler)
+    except ArmError:
+        raise
+    except ValueError as error:
+        way_out = (
+            "; here, by a method get_classifier() of the model" if "head=" in str(error) else ""
+        )
+        raise ModelError(f"{settings.model}: {error}{way_out}") from error
+
+
+def _batches(settings: RunSettings, data: ImageData, ranks: Ranks, workers: int) -> Batches:
     try:
         return Batches(
             data.train,
@@ -266,6 +311,7 @@ def _batches(settings: RunSettings, data: ImageData, ranks: Ranks) -> Batches:
             batch_size=settings.batch_size,
             seed=settings.seed,
             augmentation=AUGMENTATIONS[settings.augment],
+            workers=workers,
             rank=ranks.rank,
             ranks=ranks.size,
         )

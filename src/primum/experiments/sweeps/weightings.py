@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from primum.experiments.extras import INSTALL
+from primum.experiments.sweeps.arms import ArmError
 from primum.gram import Head, matrix_of
 from primum.paper import Paper, PaperSettings
 from primum.problem import Evidence, Problem, Solution, plain
@@ -119,10 +121,13 @@ class UpGrad:
     name = "upgrad"
 
     def __init__(self, *, mean_one: bool) -> None:
-        from torchjd.aggregation import UPGradWeighting
+        try:
+            from torchjd.aggregation import UPGradWeighting
 
+            self._weighting = UPGradWeighting()  # looks for its solver
+        except ImportError as error:
+            raise ArmError(f"upgrad needs torchjd and quadprog ({error}); {INSTALL}") from error
         self._mean_one = mean_one
-        self._weighting = UPGradWeighting()
 
     def __call__(self, head: Head, update: Update, drift: Tensor) -> Solution:
         gram = matrix_of(head)

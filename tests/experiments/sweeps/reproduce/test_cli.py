@@ -17,7 +17,7 @@ def test_table_1_smoke(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert "not judged" in printed
     content = json.loads((tmp_path / "smoke" / "table1.json").read_text())
     assert len(content["findings"]) == 32
-    assert content["notes"][0].startswith("smoke: two steps")
+    assert content["notes"][0].startswith("Two steps")
     assert str(tmp_path) not in (tmp_path / "smoke" / "table1.md").read_text()
 
     # Its runs serve the ablation too; and without --resume a folder in use is refused.
@@ -46,4 +46,16 @@ def test_bad_data_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     words = ["table1", "--scale", "small", "--seeds", "1", "--data-dir", str(tmp_path / "nowhere")]
     assert main([*words, "--out", str(tmp_path / "out")]) == 1
     assert "nowhere" in capsys.readouterr().err
+    assert not list((tmp_path / "out").rglob("*.json"))
+
+
+@pytest.mark.parametrize("name", ["figure1", "figure2", "multilayer", "gram", "gram-adamw"])
+def test_what_would_be_ignored_is_refused(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [name, "--scale", "smoke", "--out", str(tmp_path / "out")]
+    assert main([*words, "--workers", "999"]) == 1
+    assert "999 workers were asked for" in capsys.readouterr().err
+    assert main([*words, "--seeds", "7"]) == 1
+    assert "leave out --seeds and --workers" in capsys.readouterr().err
     assert not list((tmp_path / "out").rglob("*.json"))

@@ -58,8 +58,8 @@ def test_smoke_is_not_judged() -> None:
 
 
 def test_ours_is_told_beside_and_never_counted() -> None:
-    assert beside(gain(5.0), "small") == ("not judged", "higher than base")
-    assert beside(gain(-5.0), "small") == ("not judged", "lower than base")
+    assert beside(gain(5.0), "small") == ("not judged", "higher than base, Holm p 0.004")
+    assert beside(gain(-5.0), "small") == ("not judged", "lower than base, Holm p 0.004")
     assert "no difference seen; could have seen" in beside(gain(0.1), "small")[1]
     assert beside(None, "small")[0] == "not run"
 
@@ -69,6 +69,15 @@ def test_verdict_counts_what_was_judged() -> None:
     assert some.verdict == "1 of 2 reproduced, 1 not run"
     assert outcome("not run").verdict == "not run"
     assert outcome("not judged", "not run").verdict == "not judged"
+
+
+def test_verdict_says_what_is_left_after_holm() -> None:
+    findings = tuple(
+        Finding("a claim", "1", "2", status, adjusted_p=p)
+        for status, p in (("reproduced", 0.04), ("reproduced", 0.06), ("not reproduced", 0.01))
+    )
+    told = Outcome("table1", "Table 1", "small", findings, "primum reproduce", {}).verdict
+    assert told == "2 of 3 reproduced, 1 of them after Holm's correction for all of them"
 
 
 def test_pages() -> None:

@@ -5,9 +5,17 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import pytest
+
+from primum.experiments.inspection import Inspection
 from primum.experiments.inspection.moment import Moment
 from primum.experiments.sweeps.job import Place
-from primum.experiments.sweeps.reproduce.layers import judge_moments, networks, run_layers
+from primum.experiments.sweeps.reproduce.layers import (
+    judge_moments,
+    networks,
+    part_of,
+    run_layers,
+)
 from primum.experiments.sweeps.store import Store
 
 
@@ -35,6 +43,49 @@ def test_smoke(tmp_path: Path) -> None:
     found = run_layers("smoke", Place(Store(tmp_path)))
     assert len(found) == 6
     assert {finding.status for finding in found} == {"not judged"}
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 3, 6])
+def test_cut_and_taken_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pieces: int) -> None:
+    """After a look, between two steps, before the last look, and in the second network."""
+    cut = Place(Store(tmp_path / "cut"), checkpoint_seconds=0)
+    whole = Place(Store(tmp_path / "whole"))
+    expected = run_layers("smoke", whole)
+    taken: list[str] = []
+    plain = Inspection.advance
+
+    def counted(self: Inspection) -> bool:
+        taken.append(self.settings.model)
+        return plain(self)
+
+    def interrupted(self: Inspection) -> bool:
+        if len(taken) == pieces:
+            raise KeyboardInterrupt
+        return counted(self)
+
+    monkeypatch.setattr(Inspection, "advance", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_layers("smoke", cut)
+    assert len(list((tmp_path / "cut" / "checkpoints").iterdir())) == 1
+    monkeypatch.setattr(Inspection, "advance", counted)
+    assert run_layers("smoke", cut) == expected
+    assert taken == ["cnn-small"] * 4 + ["vit-micro"] * 4  # a look, two steps, a look: none twice
+    assert not list((tmp_path / "cut" / "checkpoints").iterdir())
+    names = [path.name for path in (tmp_path / "whole" / "parts").iterdir()]
+    for name in names:
+        own, other = ((place.store.folder / "parts" / name) for place in (cut, whole))
+        assert own.read_text() == other.read_text()
+    assert run_layers("smoke", cut) == expected
+    assert len(taken) == 8
+
+
+def test_parts_are_the_same_wherever_the_data_are(tmp_path: Path) -> None:
+    here, there = (
+        Place(Store(tmp_path), data_dir=folder, threads=n) for n, folder in ((1, "a"), (2, None))
+    )
+    keys = [[part_of(n).key for n in networks("full", place)] for place in (here, there)]
+    assert keys[0] == keys[1]
+    assert len({*keys[0], *(part_of(n).key for n in networks("full", here, "cuda"))}) == 4
 
 
 def test_full_is_the_papers_setting(tmp_path: Path) -> None:

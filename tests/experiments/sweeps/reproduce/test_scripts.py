@@ -9,7 +9,15 @@ import pytest
 
 from primum.experiments.sweeps.job import Place
 from primum.experiments.sweeps.reproduce import scripts
-from primum.experiments.sweeps.reproduce.scripts import judge_size, judge_solver, run_script
+from primum.experiments.sweeps.reproduce.findings import Scale
+from primum.experiments.sweeps.reproduce.scripts import (
+    cifar_folders,
+    judge_size,
+    judge_solver,
+    run_script,
+    run_solver,
+)
+from primum.experiments.sweeps.settings import SettingsError
 from primum.experiments.sweeps.store import Store
 from primum.experiments.sweeps.sweep import SweepError
 
@@ -38,7 +46,14 @@ def size(explicit: float | None, factorised: float, paper: Any = (2.0, 8.0)) -> 
     ],
 )
 def test_quicker_where_the_papers_is(row: dict[str, Any], status: str) -> None:
-    assert judge_size(row, "full").status == status
+    found = judge_size(row, "full")
+    assert found.status == status
+    assert ("one is quicker" in found.note) == (status == "not reproduced")
+
+
+def test_times_are_readable() -> None:
+    found = judge_size(size(5030.4, 0.1234), "full")
+    assert found.ours == "5,030 -> 0.123 ms; primum with its products 0.1 ms"
 
 
 def solver(removed: float, iterations: int) -> dict[str, Any]:
@@ -47,10 +62,42 @@ def solver(removed: float, iterations: int) -> dict[str, Any]:
 
 
 def test_solver_claims() -> None:
-    assert judge_solver(solver(0.5, 20), "small").status == "reproduced"
-    assert judge_solver(solver(0.5, 50), "small").status == "not reproduced"
-    assert judge_solver(solver(0.1, 20), "small").status == "not reproduced"
-    assert judge_solver(solver(0.5, 20), "small").ours == "50%; on 100% of 3 problems"
+    assert judge_solver("digits", solver(0.5, 20), "small").status == "reproduced"
+    assert judge_solver("digits", solver(0.5, 50), "small").status == "not reproduced"
+    assert judge_solver("digits", solver(0.1, 20), "small").status == "not reproduced"
+    told = judge_solver("cifar100", solver(0.5, 20), "small")
+    assert told.ours == "50%; on 100% of 3 problems"
+    assert told.claim.startswith("cifar100, sgd, B=32: ")
+
+
+def test_solver_takes_the_images_that_are_there(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="no cifar10/train-"):
+        cifar_folders(tmp_path)
+    for name in ("cifar10", "cifar100"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "train-0.parquet").touch()
+        assert list(cifar_folders(tmp_path))[-1] == name
+    assert cifar_folders(tmp_path / "cifar100") == {"cifar100": tmp_path / "cifar100"}
+
+
+@pytest.mark.parametrize(("scale", "folder"), [("small", False), ("small", True), ("full", True)])
+def test_solver_says_which_images_it_used(
+    scale: Scale, folder: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+
+    def script(name: str, options: list[str], place: Place, result: str) -> dict[str, Any]:
+        asked.append(options)
+        return {"groups": [solver(0.5, 20)]}
+
+    monkeypatch.setattr(scripts, "run_script", script)
+    (tmp_path / "cifar10").mkdir()
+    (tmp_path / "cifar10" / "train-0.parquet").touch()
+    (told,) = run_solver(scale, Place(Store(tmp_path), data_dir=str(tmp_path) if folder else None))
+    used = "cifar10" if folder else "digits"
+    assert told.claim.startswith(used)
+    assert asked[0][:2] == ["--dataset", used]
+    assert ("--problems" in asked[0]) == (scale == "small")
 
 
 def test_without_a_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

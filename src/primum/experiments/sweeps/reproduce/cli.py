@@ -44,6 +44,7 @@ def add_reproduce(subcommands: argparse._SubParsersAction[Any]) -> None:
     )
     reproduce.add_argument("--workers", type=int, default=1, metavar="K", help="runs at a time (1)")
     reproduce.add_argument("--threads", type=int, default=1, metavar="N", help="of torch (1)")
+    reproduce.add_argument("--data-workers", type=int, default=0, metavar="N", help="of images (0)")
     reproduce.add_argument("--device", default="cpu", metavar="NAME", help="cpu, cuda, ... (cpu)")
     reproduce.add_argument("--data-dir", metavar="DIR", help="folder of the data; else the hub")
     reproduce.add_argument("--cache-dir", metavar="DIR", help="where decoded images are kept")
@@ -98,14 +99,21 @@ def _run(arguments: argparse.Namespace, command: str) -> int:
     from primum.experiments.sweeps.ranks import joined
     from primum.experiments.sweeps.reproduce import findings
     from primum.experiments.sweeps.reproduce.experiments import EXPERIMENTS
-    from primum.experiments.sweeps.reproduce.scales import SEEDS
+    from primum.experiments.sweeps.reproduce.scales import SEEDS, SMOKE
     from primum.experiments.sweeps.settings import SettingsError
     from primum.experiments.sweeps.store import Store, write_safely
+    from primum.experiments.sweeps.sweep import check_workers
 
     experiment, scale = EXPERIMENTS[arguments.name], arguments.scale
     folder: Path = arguments.out / scale
+    check_workers(arguments.workers, arguments.threads, arguments.data_workers)
+    if experiment.seeds is None and (arguments.seeds is not None or arguments.workers > 1):
+        raise SettingsError(
+            f"{arguments.name} is made once and by one process; leave out --seeds and --workers"
+        )
     place = replace(place_of(arguments, command), store=Store(folder))
-    if not arguments.resume and any(folder.glob("runs/*.json")):
+    made = [*folder.glob("runs/*.json"), *folder.glob("parts/*.json")]
+    if made and not arguments.resume:
         raise SettingsError(f"{folder} has runs already; choose another --out, or let them be used")
     count = arguments.seeds or (SEEDS.get(scale) or experiment.seeds or 1)
     with joined(arguments.device) as ranks:
@@ -119,22 +127,13 @@ def _run(arguments: argparse.Namespace, command: str) -> int:
         findings=tuple(found),
         command=command,
         environment=place.environment,
-        notes=_notes(scale),
+        notes={"full": (), "small": (experiment.small,), "smoke": (SMOKE,)}[scale],
     )
     print(f"\n{outcome.title}, {scale}\n\n{findings.text_table(found)}\n\n{outcome.verdict}")
     write_safely(folder / f"{arguments.name}.json", findings.as_json(outcome).encode())
     write_safely(folder / f"{arguments.name}.md", findings.markdown(outcome).encode())
     print(f"\nWritten: {folder / arguments.name}.json and .md")
     return 0
-
-
-def _notes(scale: str) -> tuple[str, ...]:
-    if scale == "full":
-        return ()
-    from primum.experiments.sweeps.reproduce import scales
-
-    kept = [part for part in (scales.__doc__ or "").split("\n\n") if part.startswith(f"{scale}:")]
-    return tuple(" ".join(part.split()) for part in kept)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -8,7 +8,9 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from primum.experiments.runs import without_nan
+from primum.experiments.statistics import LEVEL
 from primum.experiments.sweeps.summary import AgainstBase
+from primum.experiments.sweeps.table import p_value
 
 Status = Literal["reproduced", "not reproduced", "not run", "not judged"]
 Scale = Literal["full", "small", "smoke"]
@@ -24,6 +26,8 @@ class Finding:
         ours: Ours.
         status: Whether they agree; smoke runs are not judged.
         note: Why, or what else is to be known.
+        adjusted_p: Of the test behind it, corrected for all such tests of the table (Holm); None
+            if there is none.
     """
 
     claim: str
@@ -31,6 +35,7 @@ class Finding:
     ours: str
     status: Status
     note: str = ""
+    adjusted_p: float | None = None
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,12 @@ class Outcome:
         good = sum(finding.status == "reproduced" for finding in judged)
         left = sum(finding.status == "not run" for finding in self.findings)
         rest = f", {left} not run" if left else ""
+        if any(finding.adjusted_p is not None for finding in judged):
+            strict = sum(
+                finding.status == "reproduced" and (finding.adjusted_p or 0.0) < 1 - LEVEL
+                for finding in judged
+            )
+            rest = f", {strict} of them after Holm's correction for all of them{rest}"
         return f"{good} of {len(judged)} reproduced{rest}"
 
 
@@ -70,8 +81,8 @@ def judge_gain(paper_gain: float, test: AgainstBase | None, scale: Scale) -> tup
     if not change.excludes_zero:
         return "not reproduced", f"not seen; {seeds} seeds could have seen {test.smallest:.2f}"
     if (change.mean > 0) == (paper_gain > 0):
-        return "reproduced", ""
-    return "not reproduced", "the other way round"
+        return "reproduced", f"Holm p {p_value(test.adjusted_p)}"
+    return "not reproduced", f"the other way round, Holm p {p_value(test.adjusted_p)}"
 
 
 def beside(test: AgainstBase | None, scale: Scale) -> tuple[Status, str]:
@@ -83,7 +94,8 @@ def beside(test: AgainstBase | None, scale: Scale) -> tuple[Status, str]:
         return "not judged", "smoke" if scale == "smoke" else "one seed gives no interval"
     if not change.excludes_zero:
         return "not judged", f"no difference seen; could have seen {test.smallest:.2f}"
-    return "not judged", "higher than base" if change.mean > 0 else "lower than base"
+    way = "higher" if change.mean > 0 else "lower"
+    return "not judged", f"{way} than base, Holm p {p_value(test.adjusted_p)}"
 
 
 def judge(holds: bool, scale: Scale) -> Status:

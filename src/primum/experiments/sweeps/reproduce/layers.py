@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import fmean
-
-from tqdm import tqdm
+from typing import Any
 
 from primum.experiments.images import DataSettings, load_data
 from primum.experiments.inspection import InspectSettings
@@ -15,6 +14,7 @@ from primum.experiments.inspection.moment import Moment
 from primum.experiments.inspection.session import Inspection
 from primum.experiments.sweeps.job import Place
 from primum.experiments.sweeps.reproduce.findings import Finding, Scale, judge
+from primum.experiments.sweeps.reproduce.parts import Part, make_part
 
 AROUND_HALF = 0.55  # "an average error of around 0.5 or less" (paper, Sec. 4.1)
 
@@ -27,14 +27,14 @@ class Network:
     settings: InspectSettings
 
 
-def networks(scale: Scale, place: Place) -> list[Network]:
+def networks(scale: Scale, place: Place, device: str = "cpu") -> list[Network]:
     """ResNet-20 on CIFAR-10 by SGD and ViT-small on CIFAR-100 by AdamW, after 100 epochs.
 
     small: the small CNN and transformer on 10,000 images, after 10 epochs. The last look counts.
     """
     if scale == "smoke":
         data = DataSettings("generated", train_size=32, test_size=16, image_size=16)
-        smoke = InspectSettings(data=data, batch_size=8, train_steps=2, every=2)
+        smoke = InspectSettings(data=data, batch_size=8, train_steps=2, every=2, device=device)
         return [
             Network("cnn-small, SGD", smoke),
             Network("vit-micro, AdamW", replace(smoke, model="vit-micro", optimizer="adamw")),
@@ -56,27 +56,62 @@ def networks(scale: Scale, place: Place) -> list[Network]:
                 train_steps=steps,
                 every=steps,
                 batches=20 if full else 10,
+                device=device,
             ),
         )
         for label, (model, data, optimizer) in chosen.items()
     ]
 
 
-def run_layers(scale: Scale, place: Place) -> list[Finding]:
-    """Train, look at the end, judge."""
+def run_layers(scale: Scale, place: Place, device: str = "cpu") -> list[Finding]:
+    """Train, look at the end, judge. Finished networks are kept."""
     findings = []
-    for network in networks(scale, place):
-        settings = network.settings
-        total = settings.train_steps + 2 * settings.batches
-        with tqdm(
-            total=total, desc=network.label, unit="step", disable=not sys.stderr.isatty()
-        ) as bar:
-            inspection = Inspection(settings, load_data(settings.data), after_step=bar.update)
-            for _ in inspection.train():
-                pass
-        last = [m for m in inspection.moments if m.step == settings.train_steps]
-        findings += judge_moments(network.label, last, scale)
+    for network in networks(scale, place, device):
+        found = make_part(part_of(network), place, partial(Column, network.settings))
+        moments = [
+            Moment(
+                **moment | {"layers": tuple(moment["layers"]), "changes": {}, "real_changes": {}}
+            )
+            for moment in found["moments"]
+        ]
+        findings += judge_moments(network.label, moments, scale)
     return findings
+
+
+def part_of(network: Network) -> Part:
+    """What the network's file is called after."""
+    settings = network.settings
+    kept = settings.as_dict() | {"seed": settings.seed, "reduce": settings.reduce}
+    return Part(f"figure1-{settings.model}", network.label, kept, settings.device)
+
+
+class Column(Inspection):
+    """A network's inspection as the work on a part; its result is the last look."""
+
+    def __init__(self, settings: InspectSettings) -> None:
+        super().__init__(settings, load_data(settings.data))
+
+    @property
+    def done(self) -> int:
+        """Steps taken and batches measured."""
+        return self.training.step_count + len(self.moments)
+
+    @property
+    def total(self) -> int:
+        """Of these; there is a look at each end."""
+        return self.settings.train_steps + 2 * self.settings.batches
+
+    @property
+    def finished(self) -> bool:
+        """Whether the last look has ended."""
+        return self.complete
+
+    def result(self) -> dict[str, Any]:
+        """The last look, but for the changes of each sample, which nobody asks for here."""
+        last = [m.as_dict() for m in self.moments if m.step == self.settings.train_steps]
+        for moment in last:
+            del moment["changes"], moment["real_changes"]
+        return {"moments": last}
 
 
 def judge_moments(label: str, moments: list[Moment], scale: Scale) -> list[Finding]:

@@ -1,12 +1,4 @@
-"""The paper's settings made smaller, by one rule for all of them, said here.
-
-small: CIFAR subsets (8,000 training and 4,000 test images; CIFAR-100 stands in for Tiny-ImageNet
-and ImageNet-100), the small CNN for ResNets and the small transformer for ViT and ConvNeXt, 10
-epochs (20 for the 300 of ImageNet-100), and batches of 512 for ConvNeXt's 4,096. Optimizers, norms,
-schedules, warm-up's share, smoothing, augmentations and radii stay.
-
-smoke: two steps on generated images: shows that everything runs, and nothing else.
-"""
+"""The settings of the paper's tables made smaller, by one rule for all of them, said here."""
 
 from __future__ import annotations
 
@@ -19,6 +11,13 @@ from primum.experiments.sweeps.settings import RunSettings
 CONVOLUTIONAL = ("resnet44", "resnet50")
 SEEDS: dict[Scale, int] = {"small": 3, "smoke": 1}
 SHORT, LONG = 10, 20
+SMALL_TABLES = (
+    "CIFAR subsets (8,000 training and 4,000 test images; CIFAR-100 stands in for Tiny-ImageNet "
+    "and ImageNet-100), the small CNN for ResNets and the small transformer for ViT and ConvNeXt, "
+    "10 epochs (20 for the 300 of ImageNet-100), and batches of 512 for ConvNeXt's 4,096. "
+    "Optimizers, norms, schedules, warm-up's share, smoothing, augmentations and radii stay."
+)
+SMOKE = "Two steps, or next to nothing: it shows that everything runs, and nothing else."
 
 
 def scaled(settings: RunSettings, scale: Scale) -> RunSettings:
