@@ -16,8 +16,25 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from _capture import Data, Transformer, cifar, digits, group_norm_cnn, optimizer_of, record
-from _common import RESULTS, describe, environment, finish, text_table, write_json
+from _capture import (
+    Data,
+    Transformer,
+    cifar,
+    digits,
+    group_norm_cnn,
+    optimizer_of,
+    record,
+    without_folders,
+)
+from _common import (
+    RESULTS,
+    describe,
+    environment,
+    finish,
+    markdown_table,
+    text_table,
+    write_json,
+)
 from torch import nn
 
 from primum.gram import Head, matrix_of
@@ -51,6 +68,30 @@ def follow(model: nn.Module, data: Data, args: argparse.Namespace) -> list[dict[
     return [{"step": moment.number} | errors(moment.head) for moment in moments[-1]]
 
 
+def page_table(rows: list[dict[str, Any]]) -> str:
+    """For docs/paper.md: by step and head, error in % at rank 5 and, in brackets, at rank 8."""
+    heads = list(dict.fromkeys((row["head"], row["model"]) for row in rows))
+    found = {(row["step"], row["head"], row["model"]): row for row in rows}
+    names = {"cnn": "CNN"}
+    header = ["step"]
+    for head, model in heads:
+        header += [f"{names.get(model, model)} {head}: {matrix}" for matrix in ("Q_1", "Q_2")]
+    lines = []
+    for step in sorted({row["step"] for row in rows}):
+        line = [str(step)]
+        for head in heads:
+            row = found.get((step, *head))
+            for matrix in ("Q1", "Q2"):
+                text = (
+                    "–"
+                    if row is None
+                    else (f"{100 * row[f'{matrix} r=5']:.1f} ({100 * row[f'{matrix} r=8']:.1f})")
+                )
+                line.append(text)
+        lines.append(line)
+    return markdown_table(header, lines)
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -62,7 +103,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=RESULTS / "gain_rank.json")
     args = parser.parse_args(argv)
-    about, begin = environment("gain_rank.py", argv), perf_counter()
+    about, begin = environment("gain_rank.py", without_folders(argv)), perf_counter()
     if args.data_dir is None:
         sets = [(digits(), 64, "cnn"), (digits(), 64, "transformer")]
     else:
@@ -84,7 +125,7 @@ def main(argv: list[str] | None = None) -> int:
         print(text_table(["step", *SHOWN], table), flush=True)
     finish(about, perf_counter() - begin)
     write_json(args.out, {"environment": about, "results": rows})
-    print("\n" + describe(about))
+    print("\n" + page_table(rows) + "\n\n" + describe(about))
     return 0
 
 

@@ -45,6 +45,7 @@ SCHEDULES = (
 NAMES = {  # on the page; others keep theirs
     "primum@radius=0.1": "primum, radius 0.1",
     "primum@radius=0.4": "primum, radius 0.4",
+    "primum@radius=0.8": "primum, radius 0.8",
     "primum@radius=0.4,radius_schedule=grow-linear": "radius 0 to 0.4",
     "primum@radius=0.4,radius_schedule=fade-linear": "radius 0.4 to 0",
     "upgrad@upgrad_scale=mean-1": "upgrad, mean 1",
@@ -119,12 +120,13 @@ STUDIES: dict[str, Study] = {
             "What is left after 40 epochs, and does a radius that grows or fades keep it? SGD",
             f"--train-size 5000 --test-size 5000 --evaluate-every 5 --epochs 40 --optimizer sgd "
             f"--arms {SCHEDULES}",
-            3,
+            5,
         ),
         Study(
             "radius",
             "How far may a step be bent?",
-            f"{SMALL} --optimizer sgd adamw --arms base primum@radius=0.1 primum primum@radius=0.4",
+            f"{SMALL} --optimizer sgd adamw --arms base primum@radius=0.1 primum primum@radius=0.4 "
+            "primum@radius=0.8",
             10,
         ),
         Study(

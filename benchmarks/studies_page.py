@@ -8,6 +8,7 @@ Both stand between `<!-- table NAME -->` and `<!-- end -->`; the words around th
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import re
 import sys
@@ -31,6 +32,7 @@ from primum.experiments.statistics import (
     interval,
     smallest_effect,
 )
+from primum.experiments.sweeps.reproduce.cli import NAMES
 from primum.experiments.sweeps.settings import OPTIMIZERS, RATES
 from primum.experiments.sweeps.store import Store
 from primum.experiments.sweeps.summary import ArmSummary, SettingSummary, summarise
@@ -46,6 +48,7 @@ RADII = {
     "primum@radius=0.1": "0.1",
     "primum": "0.2",
     "primum@radius=0.4": "0.4",
+    "primum@radius=0.8": "0.8",
 }
 MARK = re.compile(r"(<!-- table ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -55,6 +58,7 @@ class Results:
 
     def __init__(self, folder: Path) -> None:
         store = Store(folder)
+        self.folder = folder
         self.records: dict[str, list[RunRecord]] = {
             name: study.found(store) for name, study in STUDIES.items()
         }
@@ -223,9 +227,9 @@ def _arm_row(arm: ArmSummary) -> list[str]:
                 (arm.harmed_taken, 0),
                 (arm.extra_weight, 2),
                 (arm.time_ratio, 2),
-                (arm.steps_to_base, 2),
             )
         ),
+        pm(arm.steps_to_base, 2),
     ]
 
 
@@ -329,8 +333,7 @@ def long(results: Results, study: str) -> str:
         row = _arm_row(arm)[:4]
         test = arm.accuracy_test
         row.append("–" if test is None else f"{test.smallest:.1f}")
-        sooner = arm.steps_to_base
-        row.append("–" if sooner is None else f"{sooner.mean:.2f}")
+        row.append(pm(arm.steps_to_base, 2))
         losses = [run.final["train_loss"] for run in runs]
         row.append(pm(interval([each for each in losses if each is not None]), 3))
         row += [pm(arm.loss, 3)]
@@ -341,6 +344,24 @@ def long(results: Results, study: str) -> str:
     head = ["arm", "seeds", "accuracy, %", "- base (Holm p)", "could see", "steps to",
             "train loss, last 5 epochs", "test loss", "epoch 5", "10", "20", "40"]  # fmt: skip
     return markdown_table(head, rows)
+
+
+def claims(results: Results) -> str:
+    """What `primum reproduce` found at small, in the order of its list."""
+    parts = []
+    for name in NAMES:
+        path = results.folder / "reproduce" / "small" / f"{name}.json"
+        if not path.exists():
+            continue
+        outcome = json.loads(path.read_text(encoding="utf-8"))
+        rows = [
+            [finding[column] for column in ("claim", "paper", "ours", "status", "note")]
+            for finding in outcome["findings"]
+        ]
+        table = markdown_table(["claim", "the paper", "here", "", ""], rows)
+        title = f"**{outcome['title']}: {outcome['verdict']}** (`{outcome['command']}`)"
+        parts.append("\n\n".join([title, *outcome["notes"], table]))
+    return "\n\n".join(parts) or "Not run yet."
 
 
 def machine(results: Results) -> str:
@@ -380,6 +401,7 @@ MAKERS: dict[str, Callable[[Results], str]] = {
     "vit": lambda r: arms_table(r, "vit"),
     "resnet": lambda r: arms_table(r, "resnet"),
     "upgrad": lambda r: arms_table(r, "upgrad"),
+    "claims": claims,
     "commands": commands,
     "machine": machine,
 }

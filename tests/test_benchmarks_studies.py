@@ -84,6 +84,39 @@ def test_every_table_of_the_page_comes_from_the_runs(load, tmp_path):
     assert page.main(["--check", "--page", str(other)]) == 1
 
 
+# In the words of the page, but not of these runs: the paper's accuracies, radii and the like.
+ELSEWHERE = {"89.22", "89.00", "95"}
+DECIMAL = re.compile(r"(?<![\w./])\d+\.\d+(?![\w/])")
+
+
+def test_no_number_in_the_words_is_missing_from_the_tables():
+    page = PAGE.read_text(encoding="utf-8")
+    blocks = re.findall(r"<!-- table [\w-]+ -->.*?<!-- end -->", page, re.DOTALL)
+    words = re.sub(r"<!-- table [\w-]+ -->.*?<!-- end -->", "", page, flags=re.DOTALL)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    words += next(part for part in readme.split("\n\n") if part.startswith("**On CIFAR-10**"))
+    known = set(DECIMAL.findall("\n".join(blocks)))
+    said = set(DECIMAL.findall(words)) - ELSEWHERE
+    assert len(said) > 5
+    assert said <= known, sorted(said - known)
+    intervals = set(re.findall(r"\d+\.\d+ ± \d+\.\d+", words))
+    assert intervals
+    assert all(each in "\n".join(blocks) for each in intervals), sorted(intervals)
+
+
+def test_claims_of_the_paper_say_how_they_were_judged():
+    outcomes = sorted((ROOT / "results" / "reproduce" / "small").glob("*.json"))
+    for path in outcomes:
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(r"/(home|tmp|work|root|usr)\b", text), path.name
+    judged = [json.loads(path.read_text(encoding="utf-8")) for path in outcomes]
+    judged = [each for each in judged if each.get("format") == "primum-reproduction-1"]
+    assert judged
+    for outcome in judged:
+        assert outcome["command"].startswith(f"primum reproduce {outcome['name']} --scale small")
+        assert outcome["findings"], outcome["name"]
+
+
 def test_every_picture_is_drawn_and_shown(load, tmp_path):
     page = load("studies_page")
     shown = set(re.findall(r"images/(results-[\w-]+\.png)", PAGE.read_text(encoding="utf-8")))

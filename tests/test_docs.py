@@ -44,3 +44,10 @@ def test_links_within_the_repository_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text()):
         if not target.startswith(("http://", "https://", "mailto:")):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_nothing_is_left_to_be_filled_in(page):
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    left = re.findall(r"^[A-Z_]{3,}$|\bTODO\b|\bTBD\b|\bXXX+\b|\{\{", text, flags=re.MULTILINE)
+    assert not left, f"{page.name}: {left}"

@@ -53,3 +53,15 @@ def test_it_runs_on_digits(gain_rank, tmp_path, capsys):
     ]
     assert all(0 < row["Q1 r=5"] < 1 for row in content["results"])
     assert "64x10" in capsys.readouterr().out
+
+
+def test_the_page_has_the_measured_table(gain_rank):
+    rows = []
+    for path in sorted((BENCHMARKS / "results").glob("gain_rank*.json"), reverse=True):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        command = content["environment"]["command"]
+        assert command.startswith("python benchmarks/gain_rank.py --data-dir ")
+        assert command.count("/") == 1, "names a folder of a machine"
+        rows += content["results"]
+    page = (BENCHMARKS.parent / "docs" / "paper.md").read_text(encoding="utf-8")
+    assert gain_rank.page_table(rows) in page
