@@ -1,4 +1,4 @@
-"""Tables and pictures of docs/results.md, from results/runs.
+"""Tables and pictures of docs/results.md and docs/claims.md, from results.
 
     python benchmarks/studies_page.py       # writes both; --check only compares
 
@@ -39,7 +39,7 @@ from primum.experiments.sweeps.summary import ArmSummary, SettingSummary, summar
 from primum.experiments.sweeps.table import p_value
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
-PAGE = DOCS / "results.md"
+PAGES = (DOCS / "results.md", DOCS / "claims.md")
 IMAGES = DOCS / "images"
 DATA = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
 MAIN = ("primum", "primum@radius=0.4", "paper")
@@ -346,22 +346,30 @@ def long(results: Results, study: str) -> str:
     return markdown_table(head, rows)
 
 
+def outcomes(results: Results) -> list[dict[str, Any]]:
+    """What `primum reproduce` wrote at small, in the order of its list."""
+    paths = (results.folder / "reproduce" / "small" / f"{name}.json" for name in NAMES)
+    return [json.loads(path.read_text(encoding="utf-8")) for path in paths if path.exists()]
+
+
+def verdicts(results: Results) -> str:
+    """Each experiment in a line."""
+    rows = [[each["title"], each["verdict"]] for each in outcomes(results)]
+    return markdown_table(["part of the paper", "at `small`"], rows)
+
+
 def claims(results: Results) -> str:
-    """What `primum reproduce` found at small, in the order of its list."""
+    """Claim by claim."""
     parts = []
-    for name in NAMES:
-        path = results.folder / "reproduce" / "small" / f"{name}.json"
-        if not path.exists():
-            continue
-        outcome = json.loads(path.read_text(encoding="utf-8"))
+    for outcome in outcomes(results):
         rows = [
             [finding[column] for column in ("claim", "paper", "ours", "status", "note")]
             for finding in outcome["findings"]
         ]
         table = markdown_table(["claim", "the paper", "here", "", ""], rows)
-        title = f"**{outcome['title']}: {outcome['verdict']}** (`{outcome['command']}`)"
-        parts.append("\n\n".join([title, *outcome["notes"], table]))
-    return "\n\n".join(parts) or "Not run yet."
+        parts += [f"## {outcome['title']}", f"**{outcome['verdict']}**", *outcome["notes"], table]
+        parts.append(f"```sh\n{outcome['command']}\n```")
+    return "\n\n".join(parts)
 
 
 def machine(results: Results) -> str:
@@ -401,6 +409,7 @@ MAKERS: dict[str, Callable[[Results], str]] = {
     "vit": lambda r: arms_table(r, "vit"),
     "resnet": lambda r: arms_table(r, "resnet"),
     "upgrad": lambda r: arms_table(r, "upgrad"),
+    "verdicts": verdicts,
     "claims": claims,
     "commands": commands,
     "machine": machine,
@@ -432,18 +441,19 @@ def filled(page: str, results: Results) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Make tables and pictures of docs/results.md.")
+    parser = argparse.ArgumentParser(description="Make tables and pictures of the results pages.")
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR")
-    parser.add_argument("--page", type=Path, default=PAGE)
+    parser.add_argument("--pages", type=Path, nargs="+", default=PAGES, metavar="FILE")
     parser.add_argument("--images", type=Path, default=IMAGES, metavar="DIR")
     parser.add_argument("--check", action="store_true", help="write nothing; 1 if it would change")
     arguments = parser.parse_args(argv)
     results = Results(arguments.results)
-    before = arguments.page.read_text(encoding="utf-8")
-    after = filled(before, results)
+    before = [page.read_text(encoding="utf-8") for page in arguments.pages]
+    after = [filled(text, results) for text in before]
     if arguments.check:
         return int(before != after)
-    arguments.page.write_text(after, encoding="utf-8")
+    for page, text in zip(arguments.pages, after, strict=True):
+        page.write_text(text, encoding="utf-8")
     for name, figure in pictures(results, overview_rows(results)).items():
         path = arguments.images / f"results-{name}.png"
         figure.savefig(path, dpi=130, facecolor="white", metadata={"Software": None})

@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 RUNS = sorted((ROOT / "results" / "runs").glob("*.json"))
 PAGE = ROOT / "docs" / "results.md"
+CLAIMS = ROOT / "docs" / "claims.md"
 MODULES = ("studies", "studies_page", "_study_figures", "_common")
 
 
@@ -77,11 +78,12 @@ def test_what_is_listed_is_what_there_is(load, capsys):
 def test_every_table_of_the_page_comes_from_the_runs(load, tmp_path):
     page = load("studies_page")
     assert page.main(["--check"]) == 0, "run python benchmarks/studies_page.py"
-    shown = re.findall(r"<!-- table ([\w-]+) -->", PAGE.read_text(encoding="utf-8"))
-    assert sorted(shown) == sorted(page.MAKERS)
+    assert set(page.PAGES) == {PAGE, CLAIMS}
+    text = "".join(each.read_text(encoding="utf-8") for each in page.PAGES)
+    assert sorted(re.findall(r"<!-- table ([\w-]+) -->", text)) == sorted(page.MAKERS)
     other = tmp_path / "results.md"
     other.write_text(PAGE.read_text(encoding="utf-8").replace(" ± ", " ~ "), encoding="utf-8")
-    assert page.main(["--check", "--page", str(other)]) == 1
+    assert page.main(["--check", "--pages", str(other)]) == 1
 
 
 # In the words of the page, but not of these runs: the paper's accuracies, radii and the like.
@@ -122,7 +124,7 @@ def test_every_picture_is_drawn_and_shown(load, tmp_path):
     shown = set(re.findall(r"images/(results-[\w-]+\.png)", PAGE.read_text(encoding="utf-8")))
     copy = tmp_path / "results.md"
     shutil.copy(PAGE, copy)
-    assert page.main(["--page", str(copy), "--images", str(tmp_path)]) == 0
+    assert page.main(["--pages", str(copy), "--images", str(tmp_path)]) == 0
     assert {path.name for path in tmp_path.glob("*.png")} == shown
     for name in shown:
         assert (ROOT / "docs" / "images" / name).stat().st_size > 5000

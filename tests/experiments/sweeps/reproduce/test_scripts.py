@@ -56,18 +56,33 @@ def test_times_are_readable() -> None:
     assert found.ours == "5,030 -> 0.123 ms; primum with its products 0.1 ms"
 
 
-def solver(removed: float, iterations: int) -> dict[str, Any]:
-    arm = {"removed": removed, "iterations": iterations}
-    return {"optimizer": "sgd", "batch": 32, "problems": [{"arms": {"paper 50": arm}}] * 3}
+def solver(removed: float, iterations: int, limit: float | None = 0.5) -> dict[str, Any]:
+    arms = {"paper 50": {"removed": removed, "iterations": iterations}}
+    if limit is not None:
+        arms["paper 2000"] = {"removed": limit, "iterations": 2000}
+    return {"optimizer": "sgd", "batch": 32, "problems": [{"arms": arms}] * 3}
 
 
-def test_solver_claims() -> None:
-    assert judge_solver("digits", solver(0.5, 20), "small").status == "reproduced"
-    assert judge_solver("digits", solver(0.5, 50), "small").status == "not reproduced"
-    assert judge_solver("digits", solver(0.1, 20), "small").status == "not reproduced"
-    told = judge_solver("cifar100", solver(0.5, 20), "small")
-    assert told.ours == "50%; on 100% of 3 problems"
-    assert told.claim.startswith("cifar100, sgd, B=32: ")
+@pytest.mark.parametrize(
+    ("group", "statuses"),
+    [
+        (solver(0.5, 20), ["reproduced", "reproduced"]),
+        (solver(0.5, 50, limit=0.52), ["reproduced", "reproduced"]),
+        (solver(0.5, 50, limit=0.6), ["reproduced", "not reproduced"]),
+        (solver(0.1, 20, limit=0.1), ["not reproduced", "reproduced"]),
+        (solver(0.5, 20, limit=None), ["reproduced", "not run"]),
+    ],
+)
+def test_solver_claims(group: dict[str, Any], statuses: list[str]) -> None:
+    assert [each.status for each in judge_solver("digits", group, "small")] == statuses
+
+
+def test_solver_claims_in_words() -> None:
+    harm, quick = judge_solver("cifar100", solver(0.5, 20), "small")
+    assert harm.claim == "cifar100, sgd, B=32: harm removed"
+    assert harm.ours == "50%, mean of 3 problems"
+    assert quick.ours == "50% after 50, 50% after 2,000"
+    assert quick.note == "stops by a tolerance of 1e-05 on 100%"
 
 
 def test_solver_takes_the_images_that_are_there(tmp_path: Path) -> None:
@@ -93,7 +108,7 @@ def test_solver_says_which_images_it_used(
     monkeypatch.setattr(scripts, "run_script", script)
     (tmp_path / "cifar10").mkdir()
     (tmp_path / "cifar10" / "train-0.parquet").touch()
-    (told,) = run_solver(scale, Place(Store(tmp_path), data_dir=str(tmp_path) if folder else None))
+    told, _ = run_solver(scale, Place(Store(tmp_path), data_dir=str(tmp_path) if folder else None))
     used = "cifar10" if folder else "digits"
     assert told.claim.startswith(used)
     assert asked[0][:2] == ["--dataset", used]

@@ -13,8 +13,11 @@ from primum.experiments.sweeps.job import Place
 from primum.experiments.sweeps.reproduce.findings import Finding, Scale, judge
 from primum.experiments.sweeps.settings import SettingsError
 from primum.experiments.sweeps.sweep import SweepError
+from primum.paper import PaperSettings
 
 MOST = 50  # iterations of the paper's solver
+MANY = 2000  # as good as its limit
+CLOSE = 0.95  # of what many iterations remove, to count as converged
 SUBSTANTIAL = 0.25  # of the harm removed, to count as a substantial reduction
 SMALL_HEADS = {"sgd": ("64x10x128", "64x100x128", "64x100x512"), "adamw": ("384x10x128",)}
 
@@ -75,7 +78,9 @@ def run_solver(scale: Scale, place: Place) -> list[Finding]:
     findings = []
     for name, words in sources:
         content = run_script("solvers.py", [*words, *options], place, f"solvers-{name}-{scale}")
-        findings += [judge_solver(name, group, scale) for group in content["groups"]]
+        findings += [
+            finding for group in content["groups"] for finding in judge_solver(name, group, scale)
+        ]
     return findings
 
 
@@ -93,18 +98,37 @@ def cifar_folders(folder: Path) -> dict[str, Path]:
     return found
 
 
-def judge_solver(data: str, group: dict[str, Any], scale: Scale) -> Finding:
-    """Substantial reductions, and fewer iterations than allowed on nine problems of ten."""
-    solved = [problem["arms"][f"paper {MOST}"] for problem in group["problems"]]
-    removed = fmean(each["removed"] for each in solved)
-    early = fmean(each["iterations"] < MOST for each in solved)
-    return Finding(
-        f"{data}, {group['optimizer']}, B={group['batch']}: harm removed; stops before {MOST} "
-        "iterations",
-        "substantial; consistently",
-        f"{100 * removed:.0f}%; on {100 * early:.0f}% of {len(solved)} problems",
-        judge(removed >= SUBSTANTIAL and early >= 0.9, scale),
-    )
+def judge_solver(data: str, group: dict[str, Any], scale: Scale) -> list[Finding]:
+    """Substantial reductions; and iterations enough for what many more would reach.
+
+    The paper's own word for the latter is when its solver stops, by a tolerance it does not give.
+    """
+    label = f"{data}, {group['optimizer']}, B={group['batch']}"
+    arms = [problem["arms"] for problem in group["problems"]]
+    removed = fmean(each[f"paper {MOST}"]["removed"] for each in arms)
+    early = fmean(each[f"paper {MOST}"]["iterations"] < MOST for each in arms)
+    told = f"stops by a tolerance of {PaperSettings().tol:g} on {100 * early:.0f}%"
+    followed = [each for each in arms if f"paper {MANY}" in each]
+    reached = fmean(each[f"paper {MANY}"]["removed"] for each in followed) if followed else None
+    in_time = [each[f"paper {MOST}"]["removed"] for each in followed]
+    converged = reached is not None and fmean(in_time) >= CLOSE * reached
+    return [
+        Finding(
+            f"{label}: harm removed",
+            "substantial",
+            f"{100 * removed:.0f}%, mean of {len(arms)} problems",
+            judge(removed >= SUBSTANTIAL, scale),
+        ),
+        Finding(
+            f"{label}: converges in a small number of iterations",
+            f"consistently; at most {MOST}",
+            "–"
+            if reached is None
+            else f"{100 * fmean(in_time):.0f}% after {MOST}, {100 * reached:.0f}% after {MANY:,}",
+            "not run" if reached is None else judge(converged, scale),
+            told,
+        ),
+    ]
 
 
 def run_script(name: str, options: list[str], place: Place, result: str) -> dict[str, Any]:
