@@ -115,8 +115,24 @@ def test_claims_of_the_paper_say_how_they_were_judged():
     judged = [each for each in judged if each.get("format") == "primum-reproduction-1"]
     assert judged
     for outcome in judged:
-        assert outcome["command"].startswith(f"primum reproduce {outcome['name']} --scale small")
+        assert outcome["command"].startswith(f"primum reproduce {outcome['name']} ")
+        assert " --scale small " in outcome["command"]
         assert outcome["findings"], outcome["name"]
+
+
+def test_table_1_is_counted_right():
+    path = ROOT / "results" / "reproduce" / "small" / "table1.json"
+    gains: dict[str, list[float]] = {}
+    for finding in json.loads(path.read_text(encoding="utf-8"))["findings"]:
+        gain = float(re.search(r"\(([+-][\d.]+)", finding["ours"])[1])
+        gains.setdefault(finding["claim"].removesuffix(", primum"), []).append(gain)
+    counts = [sum(paper > 0 for paper, _ in gains.values())]
+    counts += [sum(own > 0 for _, own in gains.values())]
+    counts += [sum(own > paper for paper, own in gains.values())]
+    words = " ".join(PAGE.read_text(encoding="utf-8").split())
+    assert re.findall(rf"(\d+) of {len(gains)}[ ,)]", words.split("Table 1 was made")[1])[:3] == [
+        str(count) for count in counts
+    ]
 
 
 def test_every_picture_is_drawn_and_shown(load, tmp_path):
