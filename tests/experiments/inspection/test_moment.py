@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 
 import pytest
 import torch
@@ -104,3 +105,10 @@ def test_evaluate_in_evaluation_mode(data: ImageData) -> None:
     logits = model.eval()(whole.images).detach()
     assert loss == pytest.approx(float(F.cross_entropy(logits, whole.targets)), rel=1e-5)
     assert accuracy == int((logits.argmax(1) == whole.targets).sum()) / 20
+
+
+def test_a_model_that_has_diverged_has_no_accuracy(data: ImageData) -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 4))
+    nn.init.constant_(model[1].weight, torch.nan)
+    batches = Batches(data.test, data, batch_size=20, shuffle=False)
+    assert all(math.isnan(value) for value in evaluate(model, batches.epoch(0)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -148,7 +149,10 @@ def _short(values: Tensor) -> list[float]:
 
 @torch.no_grad()
 def evaluate(model: nn.Module, batches: Iterator[Batch]) -> tuple[float, float]:
-    """Mean loss and accuracy over some batches, in evaluation mode; the mode is given back."""
+    """Mean loss and accuracy over some batches, in evaluation mode; the mode is given back.
+
+    Logits that are not finite are no answer, so a model that has diverged has no accuracy either.
+    """
     training = model.training
     model.eval()
     count, loss, right = 0, 0.0, 0
@@ -160,4 +164,4 @@ def evaluate(model: nn.Module, batches: Iterator[Batch]) -> tuple[float, float]:
             count += len(batch.ids)
     finally:
         model.train(training)
-    return loss / count, right / count
+    return loss / count, right / count if math.isfinite(loss) else math.nan
