@@ -15,7 +15,7 @@ import primum
 from primum.experiments.arms import ARMS
 from primum.experiments.cli_inspect import add_inspect
 from primum.experiments.cli_report import add_report
-from primum.experiments.extras import explain
+from primum.experiments.extras import refuse
 from primum.experiments.recipes import RECIPES
 from primum.experiments.sweeps.compare import add_compare
 from primum.experiments.sweeps.reproduce.cli import add_reproduce
@@ -32,11 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("\nStopped by Ctrl-C. No report was written.", file=sys.stderr)
         return 130
     except ModuleNotFoundError as error:
-        told = explain(error)
-        if told is None:
-            raise
-        print(f"primum: {told}", file=sys.stderr)
-        return 1
+        return refuse("primum", error)
 
 
 def build_parser() -> argparse.ArgumentParser:

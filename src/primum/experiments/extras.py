@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 PACKAGES = (
     *("PIL", "datasets", "matplotlib", "numpy", "scipy"),
     *("sklearn", "tensorboard", "torchjd", "tqdm"),
@@ -15,3 +17,12 @@ def explain(error: ModuleNotFoundError) -> str | None:
     if package not in PACKAGES:
         return None
     return f"the package {package} is missing; {INSTALL}"
+
+
+def refuse(who: str, error: ModuleNotFoundError) -> int:
+    """Say so on behalf of a command, whose exit code is returned; what is another's is raised."""
+    told = explain(error)
+    if told is None:
+        raise error
+    print(f"{who}: {told}", file=sys.stderr)
+    return 1

@@ -14,7 +14,7 @@ from scipy.stats import t as student
 
 LEVEL = 0.95
 POWER = 0.8
-GRID = 100  # in each direction, for the power of Welch's test: right to 0.002
+GRID = 100  # in each direction, for the power of Welch's test: right to 0.001
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from primum.experiments.extras import explain
+from primum.experiments.extras import refuse
 from primum.experiments.images import DataError
 from primum.experiments.models import ModelError
 from primum.experiments.report import render_runs
@@ -45,11 +45,7 @@ def guarded(name: str, out: Path, work: Callable[[], int]) -> int:
         print(f"primum {name}: {error}", file=sys.stderr)
         return 1
     except ModuleNotFoundError as error:
-        told = explain(error)
-        if told is None:
-            raise
-        print(f"primum {name}: {told}", file=sys.stderr)
-        return 1
+        return refuse(f"primum {name}", error)
 
 
 def place_of(arguments: argparse.Namespace, command: str) -> Place:
