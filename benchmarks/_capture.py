@@ -19,7 +19,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 import primum
-from primum.gram import Head
+from primum.gram import MatrixFree
 from primum.paper import Paper
 from primum.problem import Solution
 from primum.recipe import Recipe
@@ -170,7 +170,7 @@ class Recorder:
         self._calls = 0
         self._inner = recipe
 
-    def __call__(self, head: Head, update: Update, drift: Tensor) -> Solution:
+    def __call__(self, head: MatrixFree, update: Update, drift: Tensor) -> Solution:
         self._calls += 1
         if self._calls in self._at:
             kept = copy.deepcopy((head, update, drift, self._inner.state_dict()))

@@ -16,6 +16,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import primum.weigher
 import torch
 import torch.distributed as dist
 from _common import take_turns
@@ -26,7 +27,6 @@ from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
 import primum
-import primum.weigher
 
 FEATURES, WIDTH = 256, 512  # of the network below the head
 BATCHES = 4  # that are trained on in turn: they pull at the head in different directions

@@ -12,13 +12,13 @@ from typing import Any
 from unittest import mock
 
 import torch
+from primum.weigh import LARGE, PART_ENTRIES, Captured
 
 from primum import distributed
 from primum.distributed import choose_way, costs, traffic
-from primum.gram import CHUNK_ENTRIES, dense_is_cheaper
+from primum.gram import CHUNK_ENTRIES, operations
 from primum.ranks import Meeting
 from primum.recipe import Primum
-from primum.weigh import LARGE, PART_ENTRIES, Captured
 
 WAYS = ("local", "gather", "sum")
 POINTS = Primum.max_iters + 2  # dual points that the solver compares, zero among them

@@ -39,7 +39,7 @@ from _common import (
 )
 from tqdm import tqdm
 
-from primum.gram import Dense, Gram, Head, MatrixFree, dense_is_cheaper, matrix_of
+from primum.gram import Dense, Gram, MatrixFree
 
 PRODUCTS = 21  # of the default solver: 20 iterations and the start
 HOPELESS = 10
@@ -159,12 +159,12 @@ class Result:
         ]
 
 
-def build(case: Case) -> tuple[Head, torch.Tensor]:
+def build(case: Case) -> tuple[MatrixFree, torch.Tensor]:
     """A head of that size and a vector to multiply."""
     torch.manual_seed(0)
     rows = (case.batch,) if case.positions == 1 else (case.batch, case.positions)
     gain = torch.rand(case.outputs, case.inputs) + 0.5 if case.elementwise else 1.0
-    head = Head(torch.randn(*rows, case.inputs), torch.randn(*rows, case.outputs), gain)
+    head = MatrixFree(torch.randn(*rows, case.inputs), torch.randn(*rows, case.outputs), gain)
     return head, torch.rand(case.batch)
 
 
@@ -178,10 +178,10 @@ def routes(case: Case) -> list[Callable[[], None]]:
             scaled.times(vector)
 
     def dense() -> None:
-        apply(Dense(matrix_of(Head(head.features, head.output_gradients, head.gain))))
+        apply(Dense(matrix_of(MatrixFree(head.features, head.output_gradients, head.gain))))
 
     def free() -> None:
-        apply(MatrixFree(Head(head.features, head.output_gradients, head.gain)))
+        apply(MatrixFree(MatrixFree(head.features, head.output_gradients, head.gain)))
 
     return [dense, free]
 

@@ -19,6 +19,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import primum.weigher
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -27,7 +28,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 import primum
 import primum.distributed
-import primum.weigher
 
 DEFAULTS: dict[str, Any] = {
     "optimizer": "SGD",

@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from primum.gram import matrix_of
+from primum.gram import 
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 OWN = ("_capture", "_common", "_figures", "gram", "overhead", "solvers")

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+from primum.weigh import Captured
 
 from primum.distributed import choose_way, traffic
 from primum.paper import Paper
 from primum.ranks import Meeting
 from primum.recipe import Primum
-from primum.weigh import Captured
 from rank_child import train
 
 CHILD = Path(__file__).parent / "rank_child.py"

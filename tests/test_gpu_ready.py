@@ -21,9 +21,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import primum
 import primum.problem
 from primum import Problem, Solution, solve
-from primum.gram import Dense, Head, MatrixFree, matrix_of
+from primum.gram import MatrixFree
 
-ROUTES = {"dense": lambda head: Dense(matrix_of(head)), "matrix-free": MatrixFree}
+ROUTES = {"dense": MatrixFree.dense, "matrix-free": lambda gram: gram}
 OPTIMIZERS: dict[str, Callable[..., optim.Optimizer]] = {
     "SGD": lambda params: optim.SGD(params, lr=0.1, momentum=0.9, weight_decay=1e-4),
     "AdamW": lambda params: optim.AdamW(params, lr=1e-3),
@@ -194,7 +194,7 @@ def problem_of(route: str, elementwise: bool, seed: int) -> Problem:
     x, g = torch.randn(48, 9, generator=rng), torch.randn(48, 5, generator=rng)
     step = torch.randn(5, 9, generator=rng)
     gain = torch.rand(5, 9, generator=rng) + 0.1 if elementwise else 1.0
-    head = Head(x, g * 10.0**-seed, gain)
+    head = MatrixFree(x, g * 10.0**-seed, gain)
     made = Problem.of_head(head, step, head.along(step), radius=0.1 * (seed + 1))
     return Problem(ROUTES[route](head), made.drift, made.reach)
 

@@ -13,15 +13,7 @@ from torch import Tensor, nn
 
 from oracles import captured_head, gradients_of, gram_of, per_sample_gradients
 from primum import gram
-from primum.gram import (
-    Dense,
-    Head,
-    MatrixFree,
-    choose,
-    dense_is_cheaper,
-    diagonal_of,
-    matrix_of,
-)
+from primum.gram import Dense, MatrixFree, choose, diagonal_of
 
 # Sums of at most a few hundred products of numbers of order 1, relative to the largest entry.
 TOLERANCE = {torch.float64: 1e-13, torch.float32: 1e-5}
@@ -52,7 +44,7 @@ def _cases() -> Iterator[tuple[str, bool, str, torch.dtype]]:
 @pytest.fixture(
     params=_cases(), ids=lambda c: f"{c[0]}-{'' if c[1] else 'no '}bias-{c[2]}-{str(c[3])[-2:]}"
 )
-def case(request: pytest.FixtureRequest) -> tuple[Head, Tensor]:
+def case(request: pytest.FixtureRequest) -> tuple[MatrixFree, Tensor]:
     """A head after one backward pass of a real loss, and G."""
     name, *rest = request.param
     return make(SIZES[name], *rest)
@@ -61,7 +53,7 @@ def case(request: pytest.FixtureRequest) -> tuple[Head, Tensor]:
 @cache
 def make(
     sizes: tuple[int, int, int, int], bias: bool, gain_kind: str, dtype: torch.dtype
-) -> tuple[Head, Tensor]:
+) -> tuple[MatrixFree, Tensor]:
     batch, positions, inputs, outputs = sizes
     torch.manual_seed(0)
     linear = nn.Linear(inputs, outputs, bias=bias, dtype=torch.float64)
@@ -80,7 +72,7 @@ def make(
         "scalar": torch.tensor(0.3, dtype=dtype),
         "elementwise": (10 ** torch.empty(explicit.shape[1:]).uniform_(-2, 2)).to(dtype),
     }
-    head = Head(head.features.to(dtype), head.output_gradients.to(dtype), gains[gain_kind])
+    head = MatrixFree(head.features.to(dtype), head.output_gradients.to(dtype), gains[gain_kind])
     return head, explicit
 
 
@@ -100,22 +92,22 @@ def test_captured_factors_are_the_gradients(case):
 
 def test_matrix(case):
     head, explicit = case
-    close(matrix_of(head), gram_of(explicit, double(head.gain)))
+    close(head.dense().matrix, gram_of(explicit, double(head.gain)))
 
 
 def test_diagonal(case):
     head, explicit = case
     expected = gram_of(explicit, double(head.gain)).diagonal()
     close(diagonal_of(head), expected)
-    close(MatrixFree(head).diagonal, expected)
-    close(Dense(matrix_of(head)).diagonal, expected)
+    close(head.diagonal, expected)
+    close(head.dense().diagonal, expected)
 
 
 def test_products(case):
     head, explicit = case
     vector = torch.randn(len(explicit), dtype=head.features.dtype)
     expected = gram_of(explicit, double(head.gain)) @ vector.double()
-    for form in (Dense(matrix_of(head)), MatrixFree(head)):
+    for form in (head.dense(), head):
         close(form.times(vector), expected)
 
 
@@ -125,7 +117,7 @@ def test_scaled_products(case):
     vector, scale = torch.randn(2, len(explicit), dtype=head.features.dtype)
     matrix = gram_of(explicit, double(head.gain))
     expected = scale.double() * (matrix @ (scale * vector).double())
-    for form in (Dense(matrix_of(head)), MatrixFree(head)):
+    for form in (head.dense(), head):
         before = form.times(vector).clone()
         close(form.scaled(scale).times(vector), expected)
         assert torch.equal(form.times(vector), before)
@@ -140,21 +132,21 @@ def test_along(case):
 def test_summing_over_positions_first_would_be_wrong(rng):
     """Design, section 3: a sequence's gradient is a sum of outer products, not the reverse."""
     x, g = (torch.randn(4, 3, n, generator=rng, dtype=torch.float64) for n in (5, 2))
-    right, wrong = Head(x, g, 1.0), Head(x.sum(1), g.sum(1), 1.0)
-    close(matrix_of(right), gram_of(gradients_of(right), 1.0))
-    assert (matrix_of(wrong) - matrix_of(right)).norm() > 0.1 * matrix_of(right).norm()
+    right, wrong = MatrixFree(x, g, 1.0), MatrixFree(x.sum(1), g.sum(1), 1.0)
+    close(right.dense().matrix, gram_of(gradients_of(right), 1.0))
+    assert (wrong.dense().matrix - right.dense().matrix).norm() > 0.1 * right.dense().matrix.norm()
 
 
 def test_the_bias_is_a_column_of_ones_not_the_identity(rng):
     """The paper prints `x x' + I` (App. B); G has the all-ones matrix there."""
     x, g = (torch.randn(6, n, generator=rng, dtype=torch.float64) for n in (3, 2))
-    head = Head(nn.functional.pad(x, (0, 1), value=1.0), g, 1.0)
+    head = MatrixFree(nn.functional.pad(x, (0, 1), value=1.0), g, 1.0)
     linear = nn.Linear(3, 2, dtype=torch.float64)
     # A loss with these gradients: linear in the outputs, times B because rows of G hold 1 / B.
     explicit = per_sample_gradients(linear, x, 6 * g, lambda out, target: out @ target)
-    close(matrix_of(head), gram_of(explicit, 1.0))
+    close(head.dense().matrix, gram_of(explicit, 1.0))
     printed = (x @ x.t() + torch.eye(6)) * (g @ g.t())
-    assert (printed - matrix_of(head)).norm() > 0.1 * matrix_of(head).norm()
+    assert (printed - head.dense().matrix).norm() > 0.1 * head.dense().matrix.norm()
 
 
 @pytest.mark.parametrize("entries", [1, 50, 130, 1 << 22])
@@ -163,7 +155,7 @@ def test_chunks_change_nothing(case, entries, monkeypatch):
     head, explicit = case
     monkeypatch.setattr(gram, "CHUNK_ENTRIES", entries)
     expected = gram_of(explicit, double(head.gain))
-    close(matrix_of(head), expected)
+    close(head.dense().matrix, expected)
     close(diagonal_of(head), expected.diagonal())
 
 
@@ -180,7 +172,7 @@ def test_nothing_is_modified(case):
     kept = [t.clone() for t in (head.features, head.output_gradients)]
     gain = head.gain.clone() if isinstance(head.gain, Tensor) else head.gain
     vector = torch.ones(len(explicit), dtype=head.features.dtype)
-    for form in (Dense(matrix_of(head)), MatrixFree(head)):
+    for form in (head.dense(), head):
         form.scaled(2 * vector).times(form.times(vector))
     assert all(
         torch.equal(*pair)

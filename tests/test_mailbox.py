@@ -1,9 +1,8 @@
 """A number of the device's, on the host, without waiting."""
 
 import torch
-from torch._subclasses import FakeTensorMode
-
 from primum.mailbox import Mailbox
+from torch._subclasses import FakeTensorMode
 
 
 def test_on_the_host_it_is_read_at_once() -> None:

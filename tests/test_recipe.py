@@ -9,7 +9,7 @@ from torch import nn
 
 import primum
 from loops import batch, make, report_of, train
-from primum.gram import Head
+from primum.gram import MatrixFree
 from primum.recipe import Primum, Recipe
 from primum.update import Update
 
@@ -112,7 +112,7 @@ def test_keeps_no_state() -> None:
     assert recipe.name == "primum"
     assert recipe.state_dict() == {}
     recipe.load_state_dict({})
-    head = Head(torch.ones(2, 3), torch.ones(2, 1), 1.0)
+    head = MatrixFree(torch.ones(2, 3), torch.ones(2, 1), 1.0)
     update = Update(torch.ones(1, 3), 1.0, 0.1)
     drift = torch.tensor([1.0, -1.0])
     one, other = (recipe(head, update, drift) for _ in range(2))

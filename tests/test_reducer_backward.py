@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from primum.weigher import Arrival, Weigher
 from torch import Tensor, nn, optim
 
 import primum
@@ -23,7 +24,6 @@ from loops import (
     train,
 )
 from primum import StepReport
-from primum.weigher import Arrival, Weigher
 
 
 class TestOtherBackwards:

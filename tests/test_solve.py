@@ -15,9 +15,9 @@ import primum
 from conftest import BATCHES, OPTIMIZERS, Moment
 from oracles import Literal, clarabel
 from primum import Problem, Solution, solve
-from primum.gram import Dense, Gram, Head, MatrixFree, matrix_of
+from primum.gram import Gram, MatrixFree
 
-ROUTES = {"dense": lambda head: Dense(matrix_of(head)), "matrix-free": MatrixFree}
+ROUTES = {"dense": MatrixFree.dense, "matrix-free": lambda gram: gram}
 by_route = pytest.mark.parametrize("route", ROUTES)
 by_group = pytest.mark.parametrize(
     ("optimizer", "batch"), [(name, batch) for name in OPTIMIZERS for batch in BATCHES]
@@ -25,12 +25,12 @@ by_group = pytest.mark.parametrize(
 
 
 def problem_of(moment: Moment, route: str = "dense", radius: float = 0.2) -> Problem:
-    gram: Gram = ROUTES[route](moment.head)
+    gram: Gram = ROUTES[route](moment.gram)
     return replace(moment.problem(radius), gram=gram)
 
 
 def literal_of(moment: Moment, radius: float = 0.2) -> Literal:
-    return Literal.of(moment.head, moment.drift, moment.problem(radius).reach)
+    return Literal.of(moment.gram, moment.drift, moment.problem(radius).reach)
 
 
 def harmed(captured: list[Moment], optimizer: str, batch: int) -> list[Moment]:
@@ -209,11 +209,11 @@ def test_a_larger_radius_is_never_worse(captured, route):
 # --- the edges ------------------------------------------------------------------------------------
 
 
-def finite_problem(batch: int = 6) -> tuple[Head, Tensor]:
+def finite_problem(batch: int = 6) -> tuple[MatrixFree, Tensor]:
     rng = torch.Generator().manual_seed(0)
     x, g = (torch.randn(batch, n, generator=rng) for n in (4, 3))
     step = torch.randn(3, 4, generator=rng)
-    head = Head(x, g, 1.0)
+    head = MatrixFree(x, g, 1.0)
     return head, head.along(step)
 
 
@@ -226,7 +226,7 @@ def test_a_problem_that_is_not_finite_gets_no_weights(where, value, route):
     x, g, step = (torch.randn(*size, generator=rng) for size in ((6, 4), (6, 3), (3, 4)))
     gain = torch.ones(3, 4)
     {"gradient": g, "feature": x, "step": step, "gain": gain}[where][1, 2] = value
-    head = Head(x, g, gain)
+    head = MatrixFree(x, g, gain)
     drift = head.along(step)
     problem = Problem.of_head(head, step, drift, radius=0.2)
     solution = solve(replace(problem, gram=ROUTES[route](head)))
@@ -297,7 +297,7 @@ def test_all_gradients_zero(route):
 def test_max_iters_is_checked(max_iters):
     head, drift = finite_problem()
     with pytest.raises(ValueError, match=f"max_iters must be >= 1, got {max_iters}"):
-        solve(Problem(Dense(matrix_of(head)), drift, torch.tensor(0.5)), max_iters)
+        solve(Problem(head.dense(), drift, torch.tensor(0.5)), max_iters)
 
 
 def test_nothing_is_modified(captured):

@@ -8,11 +8,11 @@ import weakref
 import pytest
 import torch
 import torch.nn.functional as F
+from primum.watch import Watch
 from torch import Tensor, nn, optim
 
 import primum
 from loops import SGD, batch, make, report_of, train
-from primum.watch import Watch
 
 SILENT = pytest.warns(RuntimeWarning, match=r"nothing is weighed.*torch\.compiler\.reset.*call the")
 

@@ -9,20 +9,20 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import primum.weigh
 import pytest
 import torch
 import torch.nn.functional as F
+from primum.weigh import Captured, parts, rows_of, samples, times, weigh
 from torch import Tensor, nn, optim
 
 import primum
-import primum.weigh
 from loops import ADAMW, BOTH, SGD, assert_close, gradients, make, report_of, stir
 from oracles import gradients_of, gram_of
 from primum import Problem, solve
-from primum.gram import Head
+from primum.gram import MatrixFree
 from primum.recipe import Primum
 from primum.update import predict_head
-from primum.weigh import Captured, parts, rows_of, samples, times, weigh
 
 OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "SGD": (optim.SGD, SGD),
@@ -86,7 +86,7 @@ class TestParts:
         )
         x = F.pad(seen.features, (0, 1), value=1.0) if bias else seen.features
         g = seen.gradients * 0.5
-        rows = gradients_of(Head(x, g, 1.0))
+        rows = gradients_of(MatrixFree(x, g, 1.0))
         total = rows.sum(0)
         if accumulated:
             grads = [param.grad.view(11, -1) for param in head.parameters()]
@@ -107,7 +107,7 @@ class TestParts:
         head, owners = head_of("AdamW", True, apart=True)
         seen = captured((5, 3))
         x = F.pad(seen.features, (0, 1), value=1.0)
-        rows = gradients_of(Head(x, seen.gradients, 1.0))
+        rows = gradients_of(MatrixFree(x, seen.gradients, 1.0))
         update = predict_head(head, owners, rows.sum(0))
         with torch.no_grad():
             gram, drift, _ = parts(head, owners, x, seen)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TypeGuard
 
 from torch import nn
-from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+
+from primum.compat import never_called
 
 # Where the common families keep the layer that makes their output: torchvision, Transformers.
 HEAD_NAMES = ("fc", "classifier", "classification_head", "head", "heads", "score", "lm_head")
@@ -28,7 +29,7 @@ def find_head(model: nn.Module) -> nn.Linear:
 
 def is_linear(module: object) -> TypeGuard[nn.Linear]:
     """Whether a linear layer gets called; `nn.MultiheadAttention` has one that does not."""
-    return isinstance(module, nn.Linear) and not isinstance(module, NonDynamicallyQuantizableLinear)
+    return isinstance(module, nn.Linear) and not never_called(module)
 
 
 def candidates(model: nn.Module) -> str:

@@ -85,7 +85,7 @@ def columns(matrix: Tensor, vector: Tensor) -> Tensor:
     return torch.cat((matrix, vector.unsqueeze(1)), 1)
 
 
-def _on_host(value: Tensor) -> bool:
+def on_host(value: Tensor) -> bool:
     """Whether `value` can be read without waiting for a device (and has data: no FakeTensor)."""
     return type(value) is Tensor and value.device.type == "cpu"
 
@@ -98,7 +98,7 @@ def scalar(value: Scalar) -> Scalar:
     """
     if not isinstance(value, Tensor):
         return value
-    if _on_host(value):
+    if on_host(value):
         number: Any = value.tolist()
         return float(number)
     return value.to(torch.float32 if value.device.type == "mps" else torch.float64)

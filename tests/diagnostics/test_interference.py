@@ -24,7 +24,7 @@ from diagnostics.scenes import (
 from primum.diagnostics import Probe, first_order, measure
 from primum.diagnostics.head import see_head
 from primum.diagnostics.layers import layers_of
-from primum.gram import matrix_of
+from primum.gram import 
 from primum.problem import Problem
 
 # Of the step, found as a difference of parameters: it loses digits to the size of the parameters.
@@ -116,7 +116,7 @@ def test_two_optimizers():
 def test_the_last_layer_is_the_head_as_the_core_sees_it(kind):
     probe = scene("cnn", kind)
     found, seen = measure(probe), see_head(probe)
-    close(found.gram[-1], matrix_of(seen.head))
+    close(found.gram[-1], seen.head.dense().matrix)
     close(found.drift[-1], seen.drift)
     ours, core = (
         found.problem(-1, radius=0.3),

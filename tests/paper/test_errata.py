@@ -19,7 +19,7 @@ import primum
 from paper import transcribed
 from paper.explicit import per_sample_gradients
 from paper.test_chambolle_pock import random_problem
-from primum.gram import Head
+from primum.gram import MatrixFree
 from primum.paper import Paper
 from primum.paper.chambolle_pock import PaperProblem, chambolle_pock
 from primum.paper.exact import exact_weights
@@ -32,8 +32,8 @@ def of(captured, optimizer: str, batch: int) -> list:
     return [m.double() for m in captured if (m.optimizer, m.batch) == (optimizer, batch)]
 
 
-def head_of(moment) -> Head:
-    return Head(moment.features, moment.output_gradients, moment.gain, has_bias=True)
+def head_of(moment) -> MatrixFree:
+    return MatrixFree(moment.features, moment.output_gradients, moment.gain, has_bias=True)
 
 
 def distance(found: torch.Tensor, exact: torch.Tensor) -> float:
@@ -89,12 +89,12 @@ def test_erratum_a_gain_of_rank_five_is_not_positive(captured):
 class Keeper(Paper):
     """The paper's recipe, with the heads it was given kept."""
 
-    def __call__(self, head: Head, update: Update, drift: torch.Tensor) -> Solution:
+    def __call__(self, head: MatrixFree, update: Update, drift: torch.Tensor) -> Solution:
         self.heads = [*getattr(self, "heads", []), head]
         return super().__call__(head, update, drift)
 
 
-def transformer_heads() -> list[Head]:
+def transformer_heads() -> list[MatrixFree]:
     """A small transformer on digits under AdamW: its head, with 32 inputs, at every step."""
     pixels, digits = load_digits(return_X_y=True)
     tokens, labels = torch.tensor(pixels).float().view(-1, 8, 8) / 8 - 1, torch.tensor(digits)

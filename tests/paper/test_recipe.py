@@ -14,7 +14,7 @@ import primum
 from paper.explicit import per_sample_gradients
 from paper.test_chambolle_pock import NoSync
 from paper.transcribed import PaperByHand
-from primum.gram import Head
+from primum.gram import MatrixFree
 from primum.paper import Paper, PaperSettings
 from primum.paper import recipe as recipe_module
 from primum.paper.low_rank import gram_matrices
@@ -56,13 +56,13 @@ OTHER = {
 }
 
 
-def run_of(captured, optimizer: str, batch: int) -> list[tuple[Head, Update, torch.Tensor]]:
+def run_of(captured, optimizer: str, batch: int) -> list[tuple[MatrixFree, Update, torch.Tensor]]:
     """The moments of one training run in float64, as the reducer hands them to a recipe."""
     run = []
     for moment in captured:
         if (moment.optimizer, moment.batch) == (optimizer, batch):
             m = moment.double()
-            head = Head(m.features, m.output_gradients, m.gain, has_bias=True)
+            head = MatrixFree(m.features, m.output_gradients, m.gain, has_bias=True)
             update = Update(m.step, m.gain, LR[optimizer])
             run.append((head, update, head.along(m.step)))
     return run
@@ -113,7 +113,7 @@ def test_follows_the_paper_over_a_run(captured, optimizer, batch):
             assert averages["condition_2"].item() == pytest.approx(by_hand.kappa_bar_2, rel=1e-4)
 
 
-def eventful_run() -> list[tuple[Head, Update, torch.Tensor]]:
+def eventful_run() -> list[tuple[MatrixFree, Update, torch.Tensor]]:
     """Made up so that every setting matters: well conditioned, with a spike and with duplicates."""
     rng = torch.Generator().manual_seed(0)
 
@@ -127,7 +127,7 @@ def eventful_run() -> list[tuple[Head, Update, torch.Tensor]]:
         if i == 5:
             features[1], gradients[1] = features[0], gradients[0]
         gain = normal(6, 120).exp()
-        head = Head(features, gradients, gain, has_bias=True)
+        head = MatrixFree(features, gradients, gain, has_bias=True)
         step = normal(6, 120) - gain * (gradients.t() @ features)
         run.append((head, Update(step, gain, 1.5 if i == 3 else 0.5), head.along(step)))
     return run
@@ -243,7 +243,7 @@ def test_attached_it_is_algorithm_1(name, batch):
         outputs.requires_grad_()
         nn.functional.cross_entropy(outputs, labels).backward()
         features = nn.functional.pad(model[:-1](inputs).detach(), (0, 1), value=1.0)
-        head = Head(features, outputs.grad, gain, has_bias=True)
+        head = MatrixFree(features, outputs.grad, gain, has_bias=True)
         expected = by_hand.step(head, Update(step, gain, stepper.param_groups[0]["lr"]))
         np.testing.assert_allclose(found.numpy(), expected, atol=1e-6)
         weighted += (found > 1e-3).sum().item()
@@ -391,8 +391,8 @@ def test_a_poisoned_batch_falls_back_to_plain_gradients(name):
 def test_gradients_of_zero_are_no_trouble(gain, rng):
     """No weights, and no condition number that could enter the average."""
     features, gradients = torch.ones(4, 5), torch.randn(4, 3, generator=rng)
-    usual = Head(features * torch.rand(4, 5, generator=rng), gradients, gain, has_bias=True)
-    nothing = Head(features, torch.zeros(4, 3), gain, has_bias=True)
+    usual = MatrixFree(features * torch.rand(4, 5, generator=rng), gradients, gain, has_bias=True)
+    nothing = MatrixFree(features, torch.zeros(4, 3), gain, has_bias=True)
     recipe = Paper()
     recipe(usual, Update(torch.ones(3, 5), gain, 0.1), usual.along(torch.ones(3, 5)))
     before = recipe.state_dict()["averages"]
