@@ -49,7 +49,7 @@ def errors(head: MatrixFree) -> dict[str, float]:
     x, g = head.features.double(), head.output_gradients.double()
     gain = torch.as_tensor(head.gain).double()
     wide = MatrixFree(x, g, gain, has_bias=head.has_bias)
-    exact = [wide.dense().matrix, matrix_of(MatrixFree(x, g, gain**2, head.has_bias))]
+    exact = [wide.dense().matrix, MatrixFree(x, g, gain**2).dense().matrix]
     found = {}
     for rank in RANKS:
         for k, matrix in enumerate(gram_matrices(wide, rank)):

@@ -312,7 +312,9 @@ def written_numbers(classes: int, batch: int, steps: int) -> Iterator[tuple[Tens
         yield images + 0.5 * torch.randn(images.shape, generator=rng), numbers
 
 
-def captured_heads(inputs: int, outputs: int, batch: int, steps: int) -> Iterator[tuple[int, Head]]:
+def captured_heads(
+    inputs: int, outputs: int, batch: int, steps: int
+) -> Iterator[tuple[int, MatrixFree]]:
     """Heads of a perceptron in plain training by AdamW, with their gains."""
     width = 64 * len(str(outputs - 1))
     with torch.random.fork_rng(devices=[]):
@@ -327,7 +329,7 @@ def captured_heads(inputs: int, outputs: int, batch: int, steps: int) -> Iterato
         yield moment.number, moment.gram
 
 
-def random_heads(inputs: int, outputs: int, batch: int) -> Iterator[tuple[int, Head]]:
+def random_heads(inputs: int, outputs: int, batch: int) -> Iterator[tuple[int, MatrixFree]]:
     case = Case("adamw", inputs, outputs, batch)
     yield 0, head_of(case, draw(case))
 
@@ -339,7 +341,7 @@ def errors(head: MatrixFree) -> dict[str, float]:
     approximate = gram_matrices(MatrixFree(x, g, gain, has_bias=head.has_bias), RANK)
     found: dict[str, float] = {}
     for power, matrix in zip((1, 2), approximate, strict=True):
-        truth = matrix_of(MatrixFree(x, g, gain**power))
+        truth = MatrixFree(x, g, gain**power).dense().matrix
         found[f"q{power}"] = float((matrix - truth).norm() / truth.norm())
     return found
 

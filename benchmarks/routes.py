@@ -2,7 +2,7 @@
 
 Times both exact forms of the Gram operator, dense (build, then B x B products) and matrix-free
 (products of the head's size), as often applied as the default solver does, over many sizes. Regret
-is the time of the route that `primum.gram.dense_is_cheaper` picks over that of the faster one; 1 is
+is the time of the route that `primum.gram.operations` picks over that of the faster one; 1 is
 perfect. Then tries other constants in a model of the same form and says what they would change.
 
 A route whose arithmetic alone takes more than `HOPELESS` times as long as all of the other is not
@@ -39,9 +39,10 @@ from _common import (
 )
 from tqdm import tqdm
 
-from primum.gram import Dense, Gram, MatrixFree
+from primum.gram import Gram, MatrixFree, operations
+from primum.recipe import Primum
 
-PRODUCTS = 21  # of the default solver: 20 iterations and the start
+PRODUCTS = Primum().products  # its iterations and the start
 HOPELESS = 10
 CLEARLY_BETTER = 0.02  # of mean regret: a fit that saves less is not worth another constant
 FULL: dict[str, Any] = {
@@ -79,7 +80,7 @@ class Case:
 
     @property
     def picks_dense(self) -> bool:
-        return dense_is_cheaper(
+        dense, free = operations(
             self.batch,
             self.positions,
             self.inputs,
@@ -87,6 +88,7 @@ class Case:
             products=PRODUCTS,
             factorises=self.factorises,
         )
+        return dense <= free
 
     @property
     def flops(self) -> tuple[float, float]:
@@ -173,15 +175,18 @@ def routes(case: Case) -> list[Callable[[], None]]:
     head, vector = build(case)
 
     def apply(operator: Gram) -> None:
-        scaled = operator.scaled(operator.diagonal.rsqrt())
+        operator.diagonal.reciprocal()
         for _ in range(PRODUCTS):
-            scaled.times(vector)
+            operator.times(vector)
+
+    def fresh() -> MatrixFree:
+        return MatrixFree(head.features, head.output_gradients, head.gain)
 
     def dense() -> None:
-        apply(Dense(matrix_of(MatrixFree(head.features, head.output_gradients, head.gain))))
+        apply(fresh().dense())
 
     def free() -> None:
-        apply(MatrixFree(MatrixFree(head.features, head.output_gradients, head.gain)))
+        apply(fresh())
 
     return [dense, free]
 

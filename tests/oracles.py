@@ -14,7 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from primum.gram import MatrixFree
+from primum.gram import Gram, MatrixFree
+from primum.problem import Solution
+from primum.recipe import Recipe
+from primum.update import Update
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # outputs and targets of one sample to a number
 
@@ -51,6 +54,11 @@ def gradients_of(head: MatrixFree) -> Tensor:
     if x.dim() == 2:
         x, g = x.unsqueeze(1), g.unsqueeze(1)
     return torch.einsum("bto,btd->bod", g, x)
+
+
+def ask(recipe: Recipe, gram: Gram, update: Update, drift: Tensor) -> Solution:
+    """A recipe's answer, given the update itself."""
+    return recipe(gram, drift, update.size(recipe.metric), update.lr)
 
 
 def gram_of(gradients: Tensor, gain: Tensor | float) -> Tensor:

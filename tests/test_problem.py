@@ -15,6 +15,7 @@ from oracles import Literal, clarabel
 from primum import Problem, Solution, solve
 from primum.gram import MatrixFree
 from primum.problem import recover
+from primum.update import Update
 
 SCALES = st.sampled_from([1e-6, 1e-3, 1.0, 1e3, 1e6])
 KINDS = (
@@ -81,7 +82,7 @@ class Batch:
         memory = (step_scale * randn(outputs, inputs)).to(dtype)
         self.step = -gain * pushed - memory
         drift = self.head.along(self.step)
-        reach = radius * torch.linalg.vector_norm(self.step / self.head.root_gain)
+        reach = radius * Update(self.step, gain, 1.0).size("gain")
         gram = self.head.dense() if dense else self.head
         self.problem = Problem(gram, drift, reach, most)
         self.literal = Literal.of(self.head, drift, reach, most)
@@ -251,24 +252,6 @@ def test_the_best_point_is_taken_and_the_best_bound():
     assert best.lower_bound == max(s.lower_bound for s in each)
     assert torch.equal(best.extra_weights, each[1].extra_weights)
     assert torch.equal(best.drift_after, each[1].drift_after)
-
-
-def test_of_head_measures_the_reach_in_the_metric_of_the_gain():
-    """`radius * sqrt(sum(step^2 / gain))`, for each kind of gain; and the matrix is the head's."""
-    rng = torch.Generator().manual_seed(0)
-    x, g = (torch.randn(6, n, generator=rng, dtype=torch.float64) for n in (4, 3))
-    step = torch.randn(3, 4, generator=rng, dtype=torch.float64)
-    elementwise = torch.rand(3, 4, generator=rng, dtype=torch.float64) + 0.1
-    for gain in (2.5, torch.tensor(2.5, dtype=torch.float64), elementwise):
-        head = MatrixFree(x, g, gain)
-        drift = head.along(step)
-        problem = Problem.of_head(head, step, drift, radius=0.3, max_extra_weight=1.5)
-        expected = 0.3 * (step**2 / gain).sum().sqrt()
-        torch.testing.assert_close(problem.reach, expected, rtol=1e-12, atol=0)
-        assert problem.drift is drift
-        assert problem.max_extra_weight == 1.5
-        literal = Literal.of(head, drift, problem.reach)
-        torch.testing.assert_close(problem.gram.times(drift), literal.gram @ drift)
 
 
 def test_matrix_free_is_the_same_problem():

@@ -7,10 +7,12 @@ The map of the package; data flows down the numbers, imports never point up:
 
     attach.py       the one line: make a Reducer
     find.py         which layer is the head
+    output_check.py does the head's output reach the model's?
     reducer.py      what a user holds: hooks, the explicit form
     weighing.py     one backward pass: gradients in, weighted gradients out; all state
     monitor.py      notices training that bypasses the hook, discarded gradients, time spent
     capture.py   1  the head's input and the gradient at its output: the hook
+                    (hook.py: a hook that saved models do not have)
     rescale.py   2  what the loop does to gradients before the step: loss scaling, clipping
     update.py       the step the optimizer is about to take, and its gain: the prediction
                     (rules.py: the formulas; dryrun.py: for optimizers without one)

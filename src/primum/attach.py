@@ -9,8 +9,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from primum.capture import hooked
 from primum.find import candidates, find_head, is_linear
+from primum.hook import hooked
 from primum.ranks import Scope
 from primum.recipe import Primum, Recipe
 from primum.reducer import Reducer
@@ -192,6 +192,7 @@ def _make(
         scaler=scaler,
         scope=scope,
         name=name,
+        check_output=head is None and model is not linear,
     )
 
 

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node
-from torch.utils.hooks import RemovableHandle
 
 from primum.compat import (
     eager,
     executes,
     executes_in_graph,
     exporting,
-    forward_hooks,
     inside_functorch,
     parameter,
 )
+from primum.hook import Hook
 
 _NUMBERS = itertools.count()
 
@@ -70,6 +68,12 @@ class Pass:
         return self._accumulator is None or executes(self._accumulator)
 
     @staticmethod
+    def of(node: Node, key: object) -> Pass | None:
+        """The call of the head whose output this node makes, if it does."""
+        made: Pass | None = _notes(node).get(key)
+        return made
+
+    @staticmethod
     def behind(losses: Tensor, key: object) -> dict[Pass, GradientEdge]:
         """The calls of the head that `losses` were computed from, and where in the graph."""
         found: dict[Pass, GradientEdge] = {}
@@ -80,7 +84,7 @@ class Pass:
             if node is None or node in seen:
                 continue
             seen.add(node)
-            made: Pass | None = _notes(node).get(key)
+            made = Pass.of(node, key)
             if made is not None:
                 found[made] = GradientEdge(node, made._output_nr)
             else:
@@ -252,65 +256,3 @@ class Listener:
     def remove(self) -> None:
         self._handle.remove()
         self.owner = None  # a compiled graph may go on calling
-
-
-class Hook:
-    """A forward hook that copies, pickles and scripts of its module do not have.
-
-    An EMA copy or a saved model must not carry the optimizer along, nor be weighed, nor need primum
-    to be loaded: while the hook is there, the module's own `__getstate__` leaves it out. And
-    `torch.jit.script`, which compiles hooks from their source, is shown one that does nothing.
-    """
-
-    def __init__(self, module: nn.Module, function: Callable[..., Any]) -> None:
-        def call(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-            return function(module, args, kwargs, output)
-
-        call.__wrapped__ = _scripted  # type: ignore[attr-defined]
-        call.__name__ = f"primum_{next(_NUMBERS)}"
-        call.primum = function  # type: ignore[attr-defined]
-        # Before other hooks, to see what the layer itself put out.
-        self._handle: RemovableHandle = module.register_forward_hook(
-            call, with_kwargs=True, prepend=True
-        )
-        self._module = weakref.ref(module)
-        module.__dict__["__getstate__"] = _StateWithoutHooks(module)
-
-    def remove(self) -> None:
-        self._handle.remove()
-        module = self._module()
-        if module is not None and not list(hooked(module)):
-            module.__dict__.pop("__getstate__", None)
-
-
-def hooked(module: nn.Module) -> list[Any]:
-    """The functions that a `Hook` put on a module."""
-    hooks = forward_hooks(module).values()
-    return [hook.primum for hook in hooks if hasattr(hook, "primum")]
-
-
-def _scripted(self, input, output):  # type: ignore[no-untyped-def]
-    # type: (Any, Any) -> None
-    return None
-
-
-class _StateWithoutHooks:
-    """A module's `__getstate__`: its state as if no `Hook` were there."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._module = weakref.ref(module)
-
-    def __call__(self) -> dict[str, Any]:
-        module = self._module()
-        assert module is not None
-        own = getattr(type(module), "__getstate__", None)
-        state = dict(module.__dict__ if own in (None, _BUILT_IN) else own(module))
-        state.pop("__getstate__", None)
-        ours = {key for key, hook in forward_hooks(module).items() if hasattr(hook, "primum")}
-        for name, value in state.items():
-            if name.startswith("_forward_hooks") and isinstance(value, dict):
-                state[name] = OrderedDict((k, v) for k, v in value.items() if k not in ours)
-        return state
-
-
-_BUILT_IN = getattr(object, "__getstate__", None)  # Python 3.11

@@ -38,6 +38,10 @@ def private(module: str, name: str, without: str = "") -> Any:
         return None
 
 
+# Looked up here: torch.compile traces the calls, and warns of a cached function.
+_is_tracing: Any = private("torch.jit", "is_tracing")
+
+
 def eager(function: Function) -> Function:
     """`function`, excluded from torch.compile.
 
@@ -96,7 +100,7 @@ def inside_functorch() -> bool:
 def exporting() -> bool:
     """Whether the model is being exported or traced, and so its hooks must do nothing."""
     ask = getattr(torch.compiler, "is_exporting", None)  # torch 2.7
-    return bool(torch.jit.is_tracing()) or (ask is not None and bool(ask()))
+    return (_is_tracing is not None and bool(_is_tracing())) or (ask is not None and bool(ask()))
 
 
 def parameter(module: nn.Module, name: str) -> Tensor | None:
@@ -104,7 +108,8 @@ def parameter(module: nn.Module, name: str) -> Tensor | None:
     held = getattr(module, "_parameters", None)
     if held is None:
         held = dict(module.named_parameters(recurse=False))
-    return held.get(name)  # type: ignore[no-any-return]
+    found: Tensor | None = held.get(name)
+    return found
 
 
 def version(tensor: Tensor) -> int:

@@ -153,7 +153,7 @@ def traffic(
     """Bytes that one rank receives by gathering and by summing. `batch` is the global one."""
     gather = (batch - batch / ranks) * positions * (inputs + outputs) * itemsize
     ring = 2 * (ranks - 1) / ranks * inputs * outputs * 4
-    return gather, products * ring
+    return gather, (products + 1) * ring  # and the sum of the gradient itself
 
 
 def costs(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any
 
 import torch
@@ -31,11 +32,9 @@ def dry_run(seen: Seen) -> tuple[Tensor, Scalar]:
 
     def displacement(grad: Tensor) -> Tensor:
         probe, clone = probe_of(seen, grad, lr)
-        # The class may draw random numbers. Its own step hooks do not run; of a class that calls
-        # its parent's `step`, hooks of the whole process do.
         devices = [seen.param.device] if seen.param.is_cuda else []
-        with torch.random.fork_rng(devices=devices):
-            unhooked(type(probe).step)(probe)
+        with torch.random.fork_rng(devices=devices):  # the class may draw random numbers
+            type(probe).step(probe)
         vars(probe).clear()  # An attribute may refer to the probe: leave no cycle behind.
         return (clone.detach() - seen.param) / lr
 
@@ -72,7 +71,8 @@ def probe_of(seen: Seen, grad: Tensor, lr: Scalar) -> tuple[Optimizer, Tensor]:
     vars(clone).update(vars(param))  # Some optimizers read marks set on the parameter.
     clone.grad = grad.clone()
 
-    probe: Optimizer = object.__new__(type(optimizer))
+    kind: Any = type(optimizer)
+    probe: Optimizer = object.__new__(_without_hooks(kind))
     parts = {k: OrderedDict() if k.endswith("_hooks") else v for k, v in held.items()}
     parts.pop("step", None)
     state = {k: v for k, v in optimizer.state.items() if k is param or not isinstance(k, Tensor)}
@@ -88,6 +88,21 @@ def probe_of(seen: Seen, grad: Tensor, lr: Scalar) -> tuple[Optimizer, Tensor]:
     except (TypeError, RuntimeError) as error:
         raise TypeError(f"{name} cannot be copied for a dry run: {error}") from error
     return probe, clone
+
+
+@cache
+def _without_hooks(kind: Any) -> Any:
+    """A subclass whose steps, its parents' among them, run no step hooks: not a user's either.
+
+    Of each class above `kind` that has a step of its own a subclass without the wrapper is put
+    right before it in the order of method resolution, where `super().step()` finds it first.
+    """
+    above = [
+        type(each.__name__, (each,), {"step": unhooked(vars(each)["step"])})
+        for each in kind.__mro__[1:]
+        if "step" in vars(each) and each is not Optimizer
+    ]
+    return type(kind.__name__, (kind, *above), {"step": unhooked(kind.step)})
 
 
 def _leaves(tree: Any) -> Iterator[Any]:

@@ -8,7 +8,6 @@ positions where a sample has several (a sequence, a feature map).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
 from typing import TypeAlias
 
 import torch
@@ -80,6 +79,7 @@ class MatrixFree(Gram):
         self._flat = features.flatten(0, -2)
         self._gradients = output_gradients.flatten(0, -2)
         self._gradients_t = self._gradients.t() if transposed is None else transposed
+        self._diagonal: Tensor | None = None
 
     @property
     def positions(self) -> int:
@@ -96,8 +96,13 @@ class MatrixFree(Gram):
         by_input = isinstance(self.gain, Tensor) and self.gain.dim() == 2 and len(self.gain) == 1
         return self.features.dim() == 2 and (self.uniform_gain or by_input)
 
-    @cached_property
+    @property
     def diagonal(self) -> Tensor:  # type: ignore[override]
+        if self._diagonal is None:  # a cached_property takes a lock, which compilers do not trace
+            self._diagonal = self._squares()
+        return self._diagonal
+
+    def _squares(self) -> Tensor:
         if self.features.dim() == 3:  # the square of a sum over positions: no shortcut
             total = self.features.new_zeros(len(self.features))
             for block in self.by_output():
@@ -113,7 +118,8 @@ class MatrixFree(Gram):
         total = (self._gradients_t * rows) @ self._flat
         if self.over_ranks is not None:
             total = self.over_ranks(total)
-        return self.along(total * self.gain)
+        one = isinstance(self.gain, float) and self.gain == 1.0
+        return self.along(total if one else total * self.gain)
 
     def along(self, displacement: Tensor) -> Tensor:
         """`G @ displacement`: each sample's first-order loss change. [d_out, d] -> [B]."""
@@ -129,9 +135,8 @@ class MatrixFree(Gram):
         """
         if self.factorises:
             x, g = self.features, self.output_gradients
-            if self.uniform_gain:
-                return Dense((x @ x.t()).mul_(g @ g.t()).mul_(self.gain))
-            return Dense(((x * self.gain) @ x.t()).mul_(g @ g.t()))
+            scaled = x if isinstance(self.gain, float) and self.gain == 1.0 else x * self.gain
+            return Dense((scaled @ x.t()).mul_(g @ g.t()))
         matrix = self.features.new_zeros(len(self.features), len(self.features))
         for block in self.by_output():
             matrix.addmm_(block, block.t())
@@ -142,8 +147,9 @@ class MatrixFree(Gram):
         root = self.gain**0.5
         whole = not isinstance(root, Tensor) or root.dim() == 0 or len(root) == 1
         for rows in output_blocks(self.features, self.output_gradients):
-            block = per_sample(self.features, self.output_gradients[..., rows])
-            yield block.mul_(root if whole else root[rows]).flatten(1)  # type: ignore[index]
+            first, width = rows.start, rows.stop - rows.start
+            block = per_sample(self.features, self.output_gradients.narrow(-1, first, width))
+            yield block.mul_(root if whole else root.narrow(0, first, width)).flatten(1)
 
 
 def per_sample(features: Tensor, output_gradients: Tensor) -> Tensor:

@@ -169,7 +169,8 @@ def _arguments_in_blocks(
     output: a few percent of what training a language model holds at that moment.
     """
     gram, drift = x.new_zeros(len(x), len(x)), x.new_zeros(len(x))
-    square, lr = x.new_zeros(()), 0.0
+    square = x.new_zeros(())
+    lr: Scalar = 0.0
     for rows in output_blocks(x, captured.gradients):
         each = per_sample(x, captured.outputs(rows))
         update = _predict(head, owners, each.sum(0), captured, rows)

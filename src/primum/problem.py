@@ -164,6 +164,18 @@ def plain(drift: Tensor) -> Solution:
     return Solution(torch.zeros_like(drift), harm, 0, Evidence(harm, drift))
 
 
+def rounding_of(problem: Problem) -> tuple[float, float]:
+    """Relative errors that rounding may cause, in `gamma' gram gamma` and in the harm.
+
+    The first is relative to `sum(diagonal * gamma)`, which is at least `sum(diagonal * gamma^2)`.
+    The second is relative to the harm and to `sqrt(trace * sum(diagonal * gamma))` times the scale
+    of the weights: `|gram w|_i <= |G_i| sum_j |G_j| w_j`, summed over i.
+    """
+    count = problem.gram.samples or len(problem.drift)
+    eps = torch.finfo(problem.drift.dtype).eps
+    return 4 * eps * count, 8 * eps * count
+
+
 def recover(multipliers: Tensor, products: Tensor, problem: Problem, iterations: int) -> Solution:
     """The best of several dual points, turned into extra weights with a certificate.
 
@@ -172,21 +184,17 @@ def recover(multipliers: Tensor, products: Tensor, problem: Problem, iterations:
     is written in terms of `used = min(t n, reach)`, the part of the reach that w uses.
 
     Rounding errors of the products count against the weights, twice. A bound on them is added to
-    n, so that w stays feasible and the bound a bound. And where gradients cancel to less than the
-    error of the harm, `|gram w|_i <= |G_i| sum_j |G_j| w_j` bounds it and zero weights win.
+    n, so that w stays feasible and the bound a bound. And zero weights win where the gain is
+    smaller than the error of `gram @ w`, as in float32 where gradients cancel.
 
     Shapes: multipliers [k, B], the first one zero, and products [k, B] with
     `products[j] = gram @ multipliers[j]`.
     """
     gram, drift, most = problem.gram, problem.drift, problem.max_extra_weight
-    eps = torch.finfo(drift.dtype).eps
-    rounding = 4 * eps * (gram.samples or len(drift))
-    lengths = gram.diagonal.clamp_min(0).sqrt()
-    safe = products.addcmul(multipliers, gram.diagonal, value=rounding)
-    squares, reached, longest = gram.totals(
-        (multipliers * safe).sum(1), multipliers @ lengths, lengths.sum().expand(len(multipliers))
-    )
-    norm = squares.clamp_min(torch.finfo(drift.dtype).tiny).sqrt()
+    rounding, error = rounding_of(problem)
+    squares, lengths = gram.totals((multipliers * products).sum(1), multipliers @ gram.diagonal)
+    (trace,) = gram.totals(gram.diagonal.sum())
+    norm = (squares + rounding * lengths).clamp_min(torch.finfo(drift.dtype).tiny).sqrt()
     scale = (problem.reach / norm).clamp_max(most)
     used = scale * norm
     rows = scale.unsqueeze(1)
@@ -195,8 +203,8 @@ def recover(multipliers: Tensor, products: Tensor, problem: Problem, iterations:
     if gram.over_ranks is not None:  # here and not when read: a collective needs all ranks
         pulls, harms = gram.totals(multipliers @ drift, harms)
     objectives = harms.addcmul(used, used, value=0.5 / most)
-    error = (reached * longest * scale + harms[0]) * (8 * eps)
-    contest = torch.where(reached > 0, objectives + error, objectives)
+    contest = objectives + error * (scale * (lengths * trace).sqrt())
+    contest = torch.where(lengths > 0, contest + error * harms.select(0, 0), objectives)
     # A solver that has arrived may run into 0 / 0: points that are not numbers do not count.
     best = contest.nan_to_num(nan=torch.inf, posinf=torch.inf).argmin()
     objective = embedding(best, objectives.unsqueeze(1)).squeeze(0)

@@ -80,13 +80,13 @@ class Primum:
         if self.radius == 0:  # nothing to solve: plain training, measured
             return plain(drift)
         problem = Problem(gram, drift, self.radius * size, self.max_extra_weight)
-        if self.compile and gram.over_ranks is None:
-            # Static shapes, of the first batch alone: a short last batch is not worth a graph.
-            if self._compiled.setdefault("shape", drift.shape) == drift.shape:
-                if "solve" not in self._compiled:
-                    self._compiled["solve"] = torch.compile(solve, fullgraph=True, dynamic=False)
-                found: Solution = self._compiled["solve"](problem, self.max_iters)
-                return found
+        # Static shapes, of the first batch alone: a short last batch is not worth a graph.
+        compiled = self.compile and gram.over_ranks is None
+        if compiled and self._compiled.setdefault("shape", drift.shape) == drift.shape:
+            if "solve" not in self._compiled:
+                self._compiled["solve"] = torch.compile(solve, fullgraph=True, dynamic=False)
+            found: Solution = self._compiled["solve"](problem, self.max_iters)
+            return found
         return solve(problem, self.max_iters, self.tolerance)
 
     def state_dict(self) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from primum.capture import Listener, Pass, rows_of
 from primum.compat import eager, parameter
+from primum.output_check import OutputCheck
 from primum.ranks import Ranks, Scope
 from primum.recipe import Recipe
 from primum.report import StepReport
@@ -45,6 +46,7 @@ class Reducer(Weighing):
         scaler: Any,
         scope: Scope,
         name: str,
+        check_output: bool = False,
     ) -> None:
         super().__init__(
             model,
@@ -61,6 +63,10 @@ class Reducer(Weighing):
         self.head_name = name
         # The head owns the listener, and that owns us: weak references upwards make no cycle.
         self._listener: weakref.ref[Listener] | None = weakref.ref(Listener(head, self))
+        self._output_check = None
+        if check_output:
+            warn = partial(self._monitor.warn, "output")
+            self._output_check = OutputCheck(model, weakref.ref(self), name, warn)
 
     # --- what a user calls ------------------------------------------------------------------------
 
@@ -101,6 +107,8 @@ class Reducer(Weighing):
         if listener is not None:
             listener.remove()
         self._monitor.remove()
+        if self._output_check is not None:
+            self._output_check.remove()
         self._listener = self._last = None
 
     @contextmanager
@@ -238,7 +246,7 @@ class Reducer(Weighing):
         if head is None or parameter(head, "weight") is not made.weight or not made.trains_head():
             return None  # a gradient for another purpose, or of other weights
         if made.weighed:
-            self._monitor.passed()
+            self._monitor.passes += 1
             return None
         weighted = self._on_arrival(gradient, made.features, made.training, made.ranks)
         made.release()
@@ -251,7 +259,7 @@ class Reducer(Weighing):
     def _on_arrival(
         self, gradient: Tensor, features: Features, training: bool, ranks: Ranks | None
     ) -> Tensor | None:
-        self._monitor.passed()
+        self._monitor.passes += 1
         if not self._active():
             self._rescale.miss(gradient)
             return None

@@ -48,7 +48,7 @@ class StepReport:
 
     @property
     def reason(self) -> str:
-        """Why the weights did not go into the gradients; empty if they did. Waits for the device."""
+        """Why the weights did not go into the gradients; empty if they did. Waits as `applied`."""
         if self.weighed and not self.applied:
             return "the values of the step were not finite"
         return self.why

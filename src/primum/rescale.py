@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from primum.rules import Scalar, on_host, scalar
+from primum.rules import Scalar, on_host, read, scalar
 
 PARALLEL = 0.8  # Squared cosine above which one factor describes the change of the gradient.
 SAME = 1e-2  # A factor this close to 1 is taken for rounding: half precision has two digits.
@@ -52,7 +52,9 @@ class Rescale:
         return None if known and self.measured == 1 else self.measured
 
     def state(self) -> Tensor | None:
-        return None if self.measured is None else torch.as_tensor(self.measured).clone()
+        if self.measured is None or isinstance(self.measured, Tensor):
+            return None if self.measured is None else self.measured.clone()
+        return torch.tensor(self.measured, dtype=torch.float64)
 
     def load(self, state: Tensor | None, device: torch.device) -> None:
         self.measured = None if state is None else scalar(state.to(device, copy=True))
@@ -121,7 +123,7 @@ class Rescale:
         used = (grad if self._by_bias else grad @ self._direction(grad)).to(expected)
         both, own, other = used.dot(expected), expected.dot(expected), used.dot(used)
         if on_host(both):  # host memory: reading it is no sync, and saves operations
-            self._keep(*(each.tolist() for each in (both, own, other)), found_inf)
+            self._keep(read(both), read(own), read(other), found_inf)
             return
         parallel = (both > 0) & (both.square() >= PARALLEL * own * other)
         ratio = both / own
@@ -132,11 +134,11 @@ class Rescale:
         self.measured = torch.where(known, ratio, 1.0 if self.measured is None else self.measured)
 
     def _keep(self, both: float, own: float, other: float, found_inf: Tensor | None) -> None:
-        """The same on numbers."""
+        """The same on numbers of the host."""
         parallel = both > 0 and both * both >= PARALLEL * own * other
         skipped = found_inf is not None and bool(found_inf)
-        if parallel and not skipped and math.isfinite(both / own):
-            ratio = both / own
+        ratio = both / own if parallel else math.nan
+        if not skipped and math.isfinite(ratio):
             self.measured = 1.0 if abs(ratio - 1) < SAME else ratio
 
     def _direction(self, like: Tensor) -> Tensor:

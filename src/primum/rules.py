@@ -90,6 +90,12 @@ def on_host(value: Tensor) -> bool:
     return type(value) is Tensor and value.device.type == "cpu"
 
 
+def read(tensor: Tensor) -> float:
+    """The number in a scalar tensor of host memory: not a sync, and nothing is dispatched."""
+    number: Any = tensor
+    return float(number.tolist())
+
+
 def scalar(value: Scalar) -> Scalar:
     """A setting or a step count: a float where the host has it, else a 0-dim tensor.
 
@@ -99,8 +105,7 @@ def scalar(value: Scalar) -> Scalar:
     if not isinstance(value, Tensor):
         return value
     if on_host(value):
-        number: Any = value.tolist()
-        return float(number)
+        return read(value)
     return value.to(torch.float32 if value.device.type == "mps" else torch.float64)
 
 

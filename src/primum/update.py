@@ -43,8 +43,9 @@ class Update:
 
     def size(self, metric: str) -> Tensor:
         """Length of the step: in the optimizer's own metric ("gain"), or "euclidean"."""
-        step = self.step / self.gain**0.5 if metric == "gain" else self.step
-        return torch.linalg.vector_norm(step)
+        plain = metric == "euclidean" or (isinstance(self.gain, float) and self.gain == 1.0)
+        size: Tensor = (self.step if plain else self.step / self.gain**0.5).norm()
+        return size
 
 
 def predict(optimizer: Optimizer, param: Tensor, grad: Tensor) -> Update:
@@ -67,7 +68,7 @@ def predict_head(
     owners: Mapping[str, Optimizer],
     grad: Tensor,
     *,
-    factor: Tensor | None = None,
+    factor: Scalar | None = None,
     rows: slice | None = None,
 ) -> Update:
     """The update of a linear head, weight and bias side by side, per unit of the larger lr.
@@ -239,11 +240,12 @@ def check_supported(optimizer: Optimizer, param: Tensor, name: str = "this param
 
 def _rule_for(kind: type[Optimizer]) -> Rule:
     """The rule of a known class, or of a subclass that steps as its parent does; else a dry run."""
-    return _rule_of(kind, kind.step)
+    known: Any = kind  # a metaclass of torch's stubs says that classes cannot be hashed
+    return _rule_of(known, kind.step)
 
 
 @cache
-def _rule_of(kind: type[Optimizer], step: Any) -> Rule:
+def _rule_of(kind: Any, step: Any) -> Rule:
     for known, rule in RULES.items():
         if issubclass(kind, known) and all(
             unhooked(getattr(kind, name)) is unhooked(getattr(known, name))

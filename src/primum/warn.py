@@ -10,16 +10,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-OURS = str(Path(__file__).parent)
-LIBRARIES = (OURS, str(Path(torch.__file__).parent))
+# Files that are not the user's: primum, torch, and code that torch.compile has written.
+LIBRARIES = (str(Path(__file__).parent), str(Path(torch.__file__).parent), "<eval_with_key>")
 
 
 def warn(message: str, category: type[Warning] = RuntimeWarning) -> None:
     """Warn at the innermost line that is neither in primum nor in torch."""
     level, frame = 1, sys._getframe()
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(LIBRARIES):
+    while frame.f_back is not None and _foreign(frame.f_code.co_filename):
         level, frame = level + 1, frame.f_back
     warnings.warn(f"primum: {message}", category, stacklevel=level)
+
+
+def _foreign(filename: str) -> bool:
+    return filename.startswith(LIBRARIES) or "torchinductor" in filename
 
 
 class Count:
@@ -43,10 +47,11 @@ class Count:
 
         On an accelerator what has arrived in pinned memory by now is read, without waiting.
         """
-        self.value = self.value + more
         if not isinstance(more, Tensor):
             self._known += more
-            return bool(more)
+            self.value = self.value + more if more else self.value
+            return more > 0
+        self.value = self.value + more
         seen = self._read()
         return seen is not None and seen > self._known
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -24,6 +25,13 @@ from primum.rescale import Rescale
 from primum.update import uniform
 
 Features = Callable[[], Tensor]  # the head's input, which may be gone
+
+
+def _no_autocast(device_type: str) -> AbstractContextManager[object]:
+    """A block without autocast; entering it costs time, so only where it is on."""
+    if torch.is_autocast_enabled(device_type):
+        return torch.autocast(device_type, enabled=False)
+    return nullcontext()
 
 
 class Plain(RuntimeError):
@@ -82,7 +90,7 @@ class Weighing:
             scaled: Whether a GradScaler's scale is in the gradients.
         """
         began = time.perf_counter()
-        with torch.no_grad(), torch.autocast(gradients[0].device.type, enabled=False):
+        with torch.no_grad(), _no_autocast(gradients[0].device.type):
             captured = self._prepare(gradients, features, training, scaled=scaled)
             try:
                 meeting = None
@@ -101,8 +109,8 @@ class Weighing:
                     raise
                 self._fall_back(gradients[0], error)
                 return None
-        assert self._last is not None
-        self._monitor.weighed(self._last.finite, time.perf_counter() - began)
+        if weighted is not None and self._last is not None:
+            self._monitor.weighed(self._last.objective, time.perf_counter() - began)
         return weighted
 
     def _prepare(
@@ -116,8 +124,8 @@ class Weighing:
         """What this rank has, or why it has nothing."""
         try:
             head = self._check(training)
-            skipped = self._settle_skipped()
-            self._begin(head, skipped=skipped)
+            self._settle_skipped()
+            self._begin(head)
             unscale = self._rescale.unscale(gradients[0])
             return Captured(
                 samples([each() for each in features], self._per),
@@ -143,14 +151,14 @@ class Weighing:
             raise Plain("the head's weight is computed from others now; call .remove()")
         if not weight.requires_grad:
             raise Plain("the head is frozen now; unfreeze it or call .remove()")
-        if self._monitor.overtaken(head):
+        if self._monitor.overtaken():
             raise Plain(
                 "the head changes, but not by the optimizer given to primum (was it rebuilt?); "
                 "call .remove() and attach again with the one that trains it"
             )
         return head
 
-    def _begin(self, head: nn.Linear, *, skipped: bool) -> None:
+    def _begin(self, head: nn.Linear) -> None:
         """At the first arrival of a backward pass: were earlier gradients used, kept or dropped?"""
         task = backward_id()
         if task is not None and task == self._backward:
@@ -158,10 +166,9 @@ class Weighing:
         self._backward = task
         if task is None or not (self._monitor.pending or self._rescale.expects):
             return
-        grad = head.weight.grad
-        kept = False if grad is None else grad.any()
-        self._monitor.settle(kept, skipped=skipped)
-        self._rescale.forget(kept if isinstance(kept, Tensor) else None)
+        kept = None if head.weight.grad is None else head.weight.grad.any()
+        self._monitor.settle(kept)
+        self._rescale.forget(kept)
 
     def _solve(
         self,
@@ -180,7 +187,7 @@ class Weighing:
             ranks = None
             if len(captured.features) == 1:
                 raise Plain(
-                    "a batch of one sample has nothing to trade off, so it keeps its plain gradient",
+                    "a batch of one sample has nothing to trade off and keeps its plain gradient",
                     counted=False,
                 )
             drift, solution = weigh(head, self._owners, captured, self._recipe)
@@ -205,10 +212,9 @@ class Weighing:
             mean = None if ranks is None else ranks.mean
             for each, inputs in zip(weighted, features, strict=True):
                 self._rescale.expect(each, inputs(), captured.unscale, mean)
-        self._report(drift, solution, own=own_rows)
-        assert self._last is not None
         if self._rescale.scaler is None:  # with one, such a step is skipped and expected
-            self._monitor.not_finite(~self._last.finite)
+            self._monitor.not_finite(solution.objective)
+        self._report(drift, solution, own=own_rows)
         return weighted if self._apply else None
 
     def _report(
@@ -269,26 +275,25 @@ class Weighing:
         solution = Solution(torch.zeros_like(unknown), unknown.sum(), 0, evidence)
         self._report(unknown, solution, why=reason)
 
-    def _settle_skipped(self) -> bool:
+    def _settle_skipped(self) -> None:
         """Put the recipe's state back where a GradScaler skipped the step it was for.
 
         A scaler skips silently. But `update()` replaces its record of optimizers, and if that is
-        new while the optimizer has not stepped, the steps since were skipped. Whether one was.
+        new while the optimizer has not stepped, the steps since were skipped.
         """
         record, steps = skip_record(self._rescale.scaler), self._monitor.steps
         if record is None or not self._monitor.counts:
-            return False
-        skipped = False
+            return
         if self._before_skip is not None and self._before_skip[0] is not record:
             _, known_steps, state = self._before_skip
-            skipped = known_steps == steps
-            if skipped:
+            if known_steps == steps:
                 self._rescale.forget()
+                self._monitor.forget()
             found_inf = self._monitor.found_inf
             # SYNC: with fused optimizers and recipes that have a state, alone.
-            if skipped or (bool(state) and found_inf is not None and bool(found_inf)):
+            moved = found_inf is None or not state or not bool(found_inf)
+            if known_steps == steps or not moved:
                 self._recipe.load_state_dict(state)
             self._before_skip = None
         if self._before_skip is None:
             self._before_skip = record, steps, self._recipe.state_dict()
-        return skipped
