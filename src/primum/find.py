@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any, TypeGuard
 
 from torch import nn
-from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
+CONVOLUTIONS = (
+    *(nn.Conv1d, nn.Conv2d, nn.Conv3d),
+    *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
+)
 # Where the common families keep the layer that makes their output: torchvision, Transformers.
 HEAD_NAMES = (
     *("fc", "classifier", "head", "heads"),
@@ -36,16 +40,26 @@ def find_head(model: nn.Module) -> nn.Linear:
         return ends[0]
     names = {id(layer): name or "the model itself" for name, layer in model.named_modules()}
     shown = [
-        names.get(id(end), "another layer") + " (a convolution)" * isinstance(end, _ConvNd)
+        names.get(id(end), "another layer") + " (a convolution)" * isinstance(end, CONVOLUTIONS)
         for end in ends
     ]
-    if ends and all(isinstance(end, _ConvNd) for end in ends):
+    if ends and all(isinstance(end, CONVOLUTIONS) for end in ends):
         raise ValueError(
             f"the output seems to be made by {shown[0]}, but primum needs a model that ends in an "
             f"nn.Linear; {candidates(model)}"
         )
     why = f"{' and '.join(shown)} may each make an output; " if ends else ""
     raise ValueError(f"cannot tell which layer is the head; {why}{candidates(model)}")
+
+
+def given_head(model: nn.Module, head: nn.Module | str) -> nn.Linear:
+    """The head that a user names or passes; of a layer that PEFT trains a copy of, the copy."""
+    found: object = _named(model, head) if isinstance(head, str) else head
+    found = trained_copy(found) if isinstance(found, nn.Module) else found
+    if not is_linear(found):
+        kind = type(found).__name__
+        raise TypeError(f"head must be an nn.Linear, got {kind}; {candidates(model)}")
+    return found
 
 
 def is_linear(module: object) -> TypeGuard[nn.Linear]:
@@ -69,6 +83,26 @@ def candidates(model: nn.Module) -> str:
     return f"pass head= one of: {', '.join(trained[-SHOWN:])}{more}"
 
 
+def _named(model: nn.Module, name: str) -> nn.Module:
+    """A submodule by its dotted name, with or without the names that wrappers add to it."""
+    modules: dict[str, nn.Module] = dict(model.named_modules(remove_duplicate=False))
+    if name in modules:
+        return modules[name]
+    for full, module in modules.items():
+        if _bare(full) == _bare(name):
+            return module
+    raise ValueError(f"the model has no module named {name!r}; {candidates(model)}")
+
+
+def _bare(name: str) -> str:
+    """A dotted name without DDP's, torch.compile's, Fabric's and PEFT's parts."""
+    name = re.sub(r"\.modules_to_save\.[^.]+", "", name)
+    wrappers = ("module.", "_orig_mod.", "_forward_module.", "base_model.model.", "base_model.")
+    while name.startswith(wrappers):
+        name = next(name[len(each) :] for each in wrappers if name.startswith(each))
+    return name
+
+
 def trained_copy(module: nn.Module) -> nn.Module:
     """The copy that PEFT trains of a module in its `modules_to_save`; any other module itself."""
     own = dict(module.named_children())
@@ -82,7 +116,7 @@ def trained_copy(module: nn.Module) -> nn.Module:
 def _ends(module: nn.Module) -> list[nn.Module]:
     """The linear layers and convolutions that may make a module's output; none if unknown."""
     module = trained_copy(module)
-    if is_linear(module) or isinstance(module, _ConvNd):
+    if is_linear(module) or isinstance(module, CONVOLUTIONS):
         return [module]
     declared = _declared(module)
     if declared is not None:
@@ -119,7 +153,7 @@ def _last(children: list[nn.Module]) -> list[nn.Module]:
     last = trained_copy(children[-1])
     ends = _ends(last)
     certain = isinstance(last, nn.Linear | nn.Sequential) or _declared(last) is not None
-    if certain or all(isinstance(end, _ConvNd) for end in ends):
+    if certain or all(isinstance(end, CONVOLUTIONS) for end in ends):
         return ends
     return ends if _plain(last) and not _keeps_width(last) else []
 
@@ -168,7 +202,7 @@ def _with_rivals(
         return ends
     (head,) = ends
     width, rivals = _exit(head), []
-    if isinstance(head, _ConvNd):
+    if isinstance(head, CONVOLUTIONS):
         return [] if any(_entry(child) == (nn.Linear, width) for child in children) else ends
     square = head is chosen and _keeps_width(head) and not certain
     for place, child in enumerate(children):
@@ -178,7 +212,7 @@ def _with_rivals(
         same_input = _entry(child) in (_entry(chosen), (nn.Linear, width))
         for end in _ends(child):
             taken = any(_takes(each, end) for each in later)
-            if isinstance(end, _ConvNd):
+            if isinstance(end, CONVOLUTIONS):
                 beside = children.index(chosen) < place or _keeps_width(chosen)
             elif square and child is end and _exit(end) == width:
                 beside, taken = True, False  # x -> n, n -> n: a chain, or CLIP's two projections
@@ -194,7 +228,7 @@ def _leads_on(child: nn.Module, usual: list[nn.Module], children: list[nn.Module
     """Whether a later child takes the output: `head` before `classifier`, as in ModernBERT."""
     place = children.index(child)
     ends = _ends(child)
-    convolution = bool(ends) and isinstance(ends[0], _ConvNd)
+    convolution = bool(ends) and isinstance(ends[0], CONVOLUTIONS)
     later = [each for each in children[place + 1 :] if convolution or each in usual]
     return any(_entry(each) == (nn.Linear, _exit(child)) for each in later)
 
@@ -202,17 +236,18 @@ def _leads_on(child: nn.Module, usual: list[nn.Module], children: list[nn.Module
 def _takes(module: nn.Module, end: nn.Module) -> bool:
     """Whether a module may take the output of a layer, by the numbers of features."""
     width, entry = _exit(end), _entry(module)
-    if not isinstance(end, _ConvNd):
+    if not isinstance(end, CONVOLUTIONS):
         return entry == (nn.Linear, width)
     if not _may_end(module) or entry is None or width is None:
         return True
     kind, inputs = entry
-    return inputs % width == 0 if kind is nn.Linear else inputs == width
+    flattened = kind is nn.Linear and not _keeps_width(module) and inputs % width == 0
+    return flattened or inputs == width
 
 
 def _may_end(module: nn.Module) -> bool:
     """Whether a child is one of a few layers, and not a network of its own."""
-    return isinstance(module, nn.Sequential | _ConvNd) or _plain(module)
+    return isinstance(module, (nn.Sequential, *CONVOLUTIONS)) or _plain(module)
 
 
 def _plain(module: nn.Module) -> bool:
@@ -233,7 +268,7 @@ def _entry(module: nn.Module) -> tuple[type, int] | None:
     for layer in module.modules():
         if isinstance(layer, nn.Linear):
             return nn.Linear, layer.in_features
-        if isinstance(layer, _ConvNd):
+        if isinstance(layer, CONVOLUTIONS):
             return type(layer), layer.in_channels
     return None
 
@@ -243,7 +278,7 @@ def _exit(module: nn.Module) -> int | None:
     for layer in reversed(list(module.modules())):
         if isinstance(layer, nn.Linear):
             return layer.out_features
-        if isinstance(layer, _ConvNd):
+        if isinstance(layer, CONVOLUTIONS):
             return layer.out_channels
         weight = getattr(layer, "weight", None)
         if isinstance(weight, nn.Parameter) and weight.dim() == 1:
