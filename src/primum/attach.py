@@ -207,7 +207,8 @@ def _grad_scaler(given: Any) -> Any:
     """The scaler, also if the loop's own class holds it, as timm's NativeScaler does."""
     if given is None or callable(getattr(given, "scale", None)):
         return given
-    held = [v for v in vars(given).values() if isinstance(v, torch.amp.GradScaler)]
+    values = getattr(given, "__dict__", {}).values()
+    held = [v for v in values if isinstance(v, torch.amp.GradScaler)]
     return held[0] if len(held) == 1 else given
 
 
