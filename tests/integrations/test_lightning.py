@@ -149,7 +149,7 @@ class TestTraining:
 
 
 class Adversaries(pl.LightningModule):
-    """Two optimizers, one of which is toggled at a time; the critic's learning rate is 0."""
+    """Two optimizers, toggled in turn; with a learning rate of 0, the critic stays the same."""
 
     def __init__(self, *, toggle: bool) -> None:
         super().__init__()
@@ -166,22 +166,22 @@ class Adversaries(pl.LightningModule):
         ]
 
     def training_step(self, batch: list[Tensor], _: int) -> None:
-        real = batch[0]
-        for optimizer, losses in zip(self.optimizers(), (self.fool, self.judge), strict=True):
+        for optimizer, loss in zip(self.optimizers(), (self.fool, self.judge), strict=True):
             if self.toggle:
                 self.toggle_optimizer(optimizer)
             optimizer.zero_grad()
-            self.manual_backward(losses(real))
+            self.manual_backward(loss(*batch))
             optimizer.step()
             if self.toggle:
                 self.untoggle_optimizer(optimizer)
             self.gradients += [p.grad.clone() for p in self.generator.parameters()]
 
-    def fool(self, real: Tensor) -> Tensor:
-        return F.softplus(-self.critic(self.generator(real.flip(0)))).mean()
+    def fool(self, real: Tensor, labels: Tensor) -> Tensor:
+        """As the critic scores each class differently, samples disagree on how to move it."""
+        return F.mse_loss(self.critic(self.generator(real)).squeeze(1), labels.float() - 1)
 
-    def judge(self, real: Tensor) -> Tensor:
-        fake = self.generator(real.flip(0)).detach()
+    def judge(self, real: Tensor, _: Tensor) -> Tensor:
+        fake = self.generator(real).detach()
         return (F.softplus(-self.critic(real)) + F.softplus(self.critic(fake))).mean()
 
 
