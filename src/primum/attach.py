@@ -49,7 +49,7 @@ def attach(
             settings along.
         per: "sample": weights for rows of the first dimension. "token": for every position of
             inputs [B, T, d] by itself.
-        scaler: The `torch.amp.GradScaler` of the loop, if it has one.
+        scaler: The `torch.amp.GradScaler` of the loop, or what holds it, if there is one.
         scope: Over several ranks, "global" solves the global batch's problem and "local" each
             rank's own; "auto" solves together under DistributedDataParallel, where that is cheap.
         process_group: The ranks of "global"; by default those of DistributedDataParallel, or all.

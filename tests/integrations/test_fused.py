@@ -77,8 +77,10 @@ def test_what_keeps_the_head() -> None:
     assert "fused_linear_cross_entropy" in way_out("liger_kernel", SFTConfig())
     for trainer in (None, theirs()):
         assert "compute_loss_func=" in way_out("trl", SFTConfig(), trainer)
-    assert way_out("trl", SFTConfig(loss_type="chunked_nll")) == 'set loss_type="nll"'
-    assert "no setting" in way_out("trl", SimpleNamespace())
+    assert way_out("trl", SFTConfig(loss_type="chunked_nll")) == (
+        'To keep the head, set loss_type="nll"'
+    )
+    assert "No setting" in way_out("trl", SimpleNamespace())
 
 
 def test_what_has_kept_it() -> None:

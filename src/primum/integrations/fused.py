@@ -22,7 +22,7 @@ def fusing_package(model: nn.Module) -> str:
 
 
 def way_out(package: str, args: Any, trainer: Any = None) -> str:
-    """What keeps the head in the loss, for a warning; "" if the settings already do.
+    """What to do to have the head called, for a warning; "" if the settings do already.
 
     Args:
         package: As found by `fusing_package`.
@@ -30,7 +30,7 @@ def way_out(package: str, args: Any, trainer: Any = None) -> str:
         trainer: The Trainer, if it is known.
     """
     if package == "liger_kernel":
-        return 'set liger_kernel_config={"fused_linear_cross_entropy": False}'
+        return 'To keep the head, set liger_kernel_config={"fused_linear_cross_entropy": False}'
     own_loss = trainer is not None and (
         getattr(trainer, "compute_loss_func", None) is not None
         or _package(type(trainer).compute_loss) != "trl"
@@ -38,10 +38,13 @@ def way_out(package: str, args: Any, trainer: Any = None) -> str:
     if own_loss or getattr(args, "label_smoothing_factor", 0) > 0:
         return ""
     if getattr(args, "loss_type", None) == "chunked_nll":
-        return 'set loss_type="nll"'
+        return 'To keep the head, set loss_type="nll"'
     if type(args).__name__ == "SFTConfig":
-        return "override compute_loss by that of transformers.Trainer, or pass compute_loss_func="
-    return "this trainer has no setting that keeps it"
+        return (
+            "To keep the head, override compute_loss by that of transformers.Trainer or pass "
+            "compute_loss_func="
+        )
+    return "No setting of this trainer keeps the head"
 
 
 def _layers(function: Any) -> Iterator[Any]:

@@ -93,8 +93,7 @@ class PrimumCallback(TrainerCallback, ExportableState):
         if self._way_out:
             warnings.warn(
                 "primum: the loss is computed from the head's weight without calling the head "
-                "(fused, in chunks), so no sample weights are applied. To keep the head: "
-                f"{self._way_out}",
+                f"(fused, in chunks), so no sample weights are applied. {self._way_out}",
                 RuntimeWarning,
                 stacklevel=2,
             )
