@@ -203,6 +203,14 @@ FOUND: dict[str, tuple[nn.Module, str]] = {
         ),
         "text.decoder",
     ),
+    "an embedding registered last": (
+        net(encoder=Encoder(), decoder=Linear(8, 99), words=nn.Embedding(99, 8)),
+        "decoder",
+    ),
+    "embeddings as blocks, registered last": (
+        net(body=Encoder(), out=Linear(8, 99), words=net(table=nn.Embedding(99, 8))),
+        "out",
+    ),
     "two inputs": (net(user=Linear(10, 32), item=Linear(20, 32), out=Linear(64, 1)), "out"),
     "an image and numbers": (
         net(conv=nn.Conv2d(3, 8, 3), numbers=Linear(5, 16), out=Linear(8 * 25 + 16, 2)),
@@ -354,6 +362,10 @@ DOUBTFUL: dict[str, tuple[nn.Module, list[str]]] = {
         ["pooler.dense"],
     ),
     "Transformers, no head": (Headless(), ["projector (8 -> 12)"]),
+    "an embedding that may make the output": (
+        net(words=nn.Embedding(99, 8), body=Encoder(), projection=Linear(12, 8)),
+        ["projection and words may each make an output"],
+    ),
     "a router": (
         net(body=conv_body(), router=net(gate=Linear(8, 4)), out=Linear(8, 3)),
         ["out and router.gate may each make an output"],

@@ -16,6 +16,7 @@ ROOT = Path(__file__).parent.parent
 
 # Imports never point up: a file may import those before it alone. Files on a line are one storey.
 ORDER = [
+    ["widths"],
     ["capture", "rules", "find", "mailbox", "ranks"],
     ["dryrun", "watch", "trouble"],
     ["update"],

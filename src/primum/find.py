@@ -10,10 +10,17 @@ from typing import Any, TypeGuard
 from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
-CONVOLUTIONS = (
-    *(nn.Conv1d, nn.Conv2d, nn.Conv3d),
-    *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
+from primum.widths import (
+    CONVOLUTIONS,
+    children_of,
+    entry,
+    keeps_width,
+    may_end,
+    plain,
+    takes,
+    width,
 )
+
 # Where the common families keep the layer that makes their output: torchvision, Transformers.
 HEAD_NAMES = (
     *("fc", "classifier", "head", "heads"),
@@ -32,8 +39,9 @@ def find_head(model: nn.Module) -> nn.Linear:
     usual name; the last child of a plain module, if it is a linear layer, a Sequential, or a block
     of linear and norm layers that changes the width.
 
-    Refused is a model with a second head: a child beside the one found that takes the same input
-    or makes as many outputs, and whose own output no other child takes.
+    A model with a second head is refused: a child beside the one found that takes the same input
+    or makes as many outputs, and whose own output no other child takes. So are models that compare
+    embeddings (CLIP) and Transformers' models without a head.
     """
     ends = _ends(model)
     if len(ends) == 1 and is_linear(ends[0]):
@@ -121,16 +129,16 @@ def _ends(module: nn.Module) -> list[nn.Module]:
     declared = _declared(module)
     if declared is not None:
         return declared
-    named = {name: child for name, child in module.named_children() if _has_parameters(child)}
+    named = children_of(module)
     children = list(named.values())
     if len(children) <= 1 or isinstance(module, nn.Sequential):
         return _ends(children[-1]) if children else []
     if isinstance(module, nn.ModuleDict):
         return _all_ends(children)
     if isinstance(module, nn.ModuleList):
-        chain = all(_entry(after) == (nn.Linear, _exit(each)) for each, after in pairwise(children))
+        chain = all(entry(after) == (nn.Linear, width(each)) for each, after in pairwise(children))
         return _last(children) if chain else _all_ends(children)
-    usual = [child for name, child in named.items() if name in HEAD_NAMES and _entry(child)]
+    usual = [child for name, child in named.items() if name in HEAD_NAMES and entry(child)]
     usual = [child for child in usual if not _leads_on(child, usual, children)]
     if len(usual) > 1:
         return _all_ends(usual)
@@ -139,7 +147,9 @@ def _ends(module: nn.Module) -> list[nn.Module]:
     scaled = any(name in SCALE_NAMES for name, _ in module.named_parameters(recurse=False))
     if scaled or getattr(module, "base_model", None) is module:  # Transformers: without a head
         return []
-    return _with_rivals(children[-1], _last(children), children, certain=False)
+    ends = _with_rivals(children[-1], _last(children), children, certain=False)
+    tied = [m for m in module.modules() if isinstance(m, nn.Embedding)] if len(ends) == 1 else []
+    return ends + [each for each in tied if each.embedding_dim == width(ends[0])]
 
 
 def _all_ends(modules: Iterable[nn.Module]) -> list[nn.Module]:
@@ -155,17 +165,17 @@ def _last(children: list[nn.Module]) -> list[nn.Module]:
     certain = isinstance(last, nn.Linear | nn.Sequential) or _declared(last) is not None
     if certain or all(isinstance(end, CONVOLUTIONS) for end in ends):
         return ends
-    return ends if _plain(last) and not _keeps_width(last) else []
+    return ends if plain(last) and not keeps_width(last) else []
 
 
 def _declared(module: nn.Module) -> list[nn.Module] | None:
     """The ends that a PEFT, timm or Transformers model names itself; None if it names none."""
     base = _ask(module, "get_base_model")
-    if isinstance(base, nn.Module):
+    if isinstance(base, nn.Module) and base is not module:
         return _ends(base)
     classifier = _ask(module, "get_classifier")
     several = classifier if isinstance(classifier, list | tuple) else [classifier]
-    if several and all(isinstance(each, nn.Module) for each in several):
+    if several and all(isinstance(each, nn.Module) and each is not module for each in several):
         return _all_ends(several)
     output = _ask(module, "get_output_embeddings")
     if isinstance(output, nn.ModuleList):
@@ -187,10 +197,12 @@ def _with_second_heads(head: nn.Linear, module: nn.Module) -> list[nn.Module]:
     """A head, and the rivals at each level from a module down to it."""
     ends: list[nn.Module] = [head]
     while module is not head:
-        children = [child for child in module.children() if _has_parameters(child)]
-        chosen = next((c for c in children if any(each is head for each in c.modules())), head)
-        ends += _with_rivals(chosen, [head], children, certain=True)[1:]
-        module = trained_copy(chosen)
+        children = list(children_of(module).values())
+        holders = [child for child in children if any(each is head for each in child.modules())]
+        if not holders:
+            break
+        ends += _with_rivals(holders[0], [head], children, certain=True)[1:]
+        module = trained_copy(holders[0])
     return ends
 
 
@@ -201,24 +213,24 @@ def _with_rivals(
     if len(ends) != 1:
         return ends
     (head,) = ends
-    width, rivals = _exit(head), []
+    outputs, rivals = width(head), []
     if isinstance(head, CONVOLUTIONS):
-        return [] if any(_entry(child) == (nn.Linear, width) for child in children) else ends
-    square = head is chosen and _keeps_width(head) and not certain
+        return [] if any(entry(child) == (nn.Linear, outputs) for child in children) else ends
+    square = head is chosen and keeps_width(head) and not certain
     for place, child in enumerate(children):
-        if child is chosen or not (_may_end(child) or (_declared(child) and not certain)):
+        if child is chosen or not (may_end(child) or (_declared(child) and not certain)):
             continue
         later = [chosen, *children[place + 1 :]]
-        same_input = _entry(child) in (_entry(chosen), (nn.Linear, width))
+        same_input = entry(child) in (entry(chosen), (nn.Linear, outputs))
         for end in _ends(child):
-            taken = any(_takes(each, end) for each in later)
+            taken = any(takes(each, end) for each in later)
             if isinstance(end, CONVOLUTIONS):
-                beside = children.index(chosen) < place or _keeps_width(chosen)
-            elif square and child is end and _exit(end) == width:
+                beside = children.index(chosen) < place or keeps_width(chosen)
+            elif square and child is end and width(end) == outputs:
                 beside, taken = True, False  # x -> n, n -> n: a chain, or CLIP's two projections
             else:
-                passed_on = any(not _may_end(each) for each in later[1:])
-                beside = same_input or (_exit(end) == width and not passed_on)
+                passed_on = any(not may_end(each) for each in later[1:])
+                beside = same_input or (width(end) == outputs and not passed_on)
             if beside and not taken:
                 rivals.append(end)
     return ends + rivals
@@ -230,61 +242,4 @@ def _leads_on(child: nn.Module, usual: list[nn.Module], children: list[nn.Module
     ends = _ends(child)
     convolution = bool(ends) and isinstance(ends[0], CONVOLUTIONS)
     later = [each for each in children[place + 1 :] if convolution or each in usual]
-    return any(_entry(each) == (nn.Linear, _exit(child)) for each in later)
-
-
-def _takes(module: nn.Module, end: nn.Module) -> bool:
-    """Whether a module may take the output of a layer, by the numbers of features."""
-    width, entry = _exit(end), _entry(module)
-    if not isinstance(end, CONVOLUTIONS):
-        return entry == (nn.Linear, width)
-    if not _may_end(module) or entry is None or width is None:
-        return True
-    kind, inputs = entry
-    flattened = kind is nn.Linear and not _keeps_width(module) and inputs % width == 0
-    return flattened or inputs == width
-
-
-def _may_end(module: nn.Module) -> bool:
-    """Whether a child is one of a few layers, and not a network of its own."""
-    return isinstance(module, (nn.Sequential, *CONVOLUTIONS)) or _plain(module)
-
-
-def _plain(module: nn.Module) -> bool:
-    """Whether linear layers and norms are all that has parameters."""
-    return all(
-        isinstance(layer, nn.Linear) or all(p.dim() <= 1 for p in layer.parameters(recurse=False))
-        for layer in module.modules()
-    )
-
-
-def _keeps_width(module: nn.Module) -> bool:
-    """Whether linear layers give as many features as they take, as a pooler or a gate does."""
-    return _entry(module) == (nn.Linear, _exit(module))
-
-
-def _entry(module: nn.Module) -> tuple[type, int] | None:
-    """What the first layer of a module takes: its kind and its number of inputs."""
-    for layer in module.modules():
-        if isinstance(layer, nn.Linear):
-            return nn.Linear, layer.in_features
-        if isinstance(layer, CONVOLUTIONS):
-            return type(layer), layer.in_channels
-    return None
-
-
-def _exit(module: nn.Module) -> int | None:
-    """How many features the last layer of a module gives; a norm has a weight for each."""
-    for layer in reversed(list(module.modules())):
-        if isinstance(layer, nn.Linear):
-            return layer.out_features
-        if isinstance(layer, CONVOLUTIONS):
-            return layer.out_channels
-        weight = getattr(layer, "weight", None)
-        if isinstance(weight, nn.Parameter) and weight.dim() == 1:
-            return len(weight)
-    return None
-
-
-def _has_parameters(module: nn.Module) -> bool:
-    return any(True for _ in module.parameters())
+    return any(entry(each) == (nn.Linear, width(child)) for each in later)
