@@ -81,7 +81,7 @@ class TestHead:
 
     def test_no_head(self) -> None:
         model = nn.Conv2d(3, 3, 1)
-        with pytest.raises(ValueError, match="cannot tell which layer is the head"):
+        with pytest.raises(ValueError, match=r"made by the model itself \(a convolution\), but"):
             primum.attach(model, optim.SGD(model.parameters(), lr=0.1))
 
     @ATTACH

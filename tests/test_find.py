@@ -38,10 +38,25 @@ class Timm(nn.Module):
         super().__init__()
         self.blocks = nn.Sequential(Linear(8, 8))
         self.head, self.head_dist = Linear(8, 10), Linear(8, 10)
+        self.norm_head = net(bn=nn.BatchNorm1d(9), linear=Linear(9, 10))
+        self.conv_head = nn.Conv2d(8, 10, 1)
+        self.branches = nn.ModuleList([Linear(8, 10), Linear(12, 10)])
         self.told = told
 
     def get_classifier(self) -> Any:
         return self.told(self)
+
+
+class Declares(nn.Module):
+    """As Transformers' language models: a method names the layer over the vocabulary."""
+
+    def __init__(self, **children: nn.Module) -> None:
+        super().__init__()
+        for name, child in children.items():
+            self.add_module(name, child)
+
+    def get_output_embeddings(self) -> nn.Module:
+        return next(m for name, m in self.named_modules() if name.endswith("decoder"))
 
 
 class RobertaClassificationHead(nn.Module):
@@ -142,7 +157,72 @@ FOUND: dict[str, tuple[nn.Module, str]] = {
         net(body=conv_body(), head=nn.LayerNorm(8), out=Linear(8, 3)),
         "out",
     ),
-    "a router": (net(body=conv_body(), router=net(gate=Linear(8, 4)), out=Linear(8, 3)), "out"),
+    "timm, LeViT": (Timm(lambda m: m.norm_head), "norm_head.linear"),
+    "BERT, next sentence": (
+        net(bert=Encoder(), cls=net(seq_relationship=Linear(8, 2))),
+        "cls.seq_relationship",
+    ),
+    "ELECTRA, a block at the end": (
+        net(
+            electra=Encoder(),
+            predictions=net(dense=Linear(8, 8), norm=nn.LayerNorm(8), out=Linear(8, 1)),
+        ),
+        "predictions.out",
+    ),
+    "ModernBERT": (
+        net(
+            model=Encoder(),
+            head=net(dense=Linear(8, 8), norm=nn.LayerNorm(8)),
+            classifier=Linear(8, 3),
+        ),
+        "classifier",
+    ),
+    "MobileNetV3, a convolution under a usual name": (
+        net(
+            body=conv_body(), head=nn.Sequential(nn.Conv2d(8, 12, 1), nn.ReLU()), out=Linear(12, 3)
+        ),
+        "out",
+    ),
+    "a text model's question answering": (
+        net(qa_outputs=Linear(8, 2), roberta=Encoder()),
+        "qa_outputs",
+    ),
+    "Transformers, masked words": (
+        Declares(
+            model=Encoder(),
+            head=net(dense=Linear(8, 8), norm=nn.LayerNorm(8)),
+            decoder=Linear(8, 99),
+        ),
+        "decoder",
+    ),
+    "Transformers, a decoder inside": (
+        Declares(
+            vision=conv_body(),
+            projection=Linear(8, 8),
+            text=net(body=Encoder(), decoder=Linear(8, 99)),
+        ),
+        "text.decoder",
+    ),
+    "an embedding registered last": (
+        net(encoder=Encoder(), decoder=Linear(8, 99), words=nn.Embedding(99, 8)),
+        "decoder",
+    ),
+    "embeddings as blocks, registered last": (
+        net(body=Encoder(), out=Linear(8, 99), words=net(table=nn.Embedding(99, 8))),
+        "out",
+    ),
+    "two inputs": (net(user=Linear(10, 32), item=Linear(20, 32), out=Linear(64, 1)), "out"),
+    "an image and numbers": (
+        net(conv=nn.Conv2d(3, 8, 3), numbers=Linear(5, 16), out=Linear(8 * 25 + 16, 2)),
+        "out",
+    ),
+    "two blocks": (
+        net(
+            encoder=net(a=Linear(20, 9), b=Linear(9, 4)),
+            decoder=net(a=Linear(4, 9), b=Linear(9, 20)),
+        ),
+        "decoder.b",
+    ),
     "something called module that is no wrapper": (
         net(module=mlp(4, 8, 8), out=Linear(8, 3)),
         "out",
@@ -154,6 +234,39 @@ FOUND: dict[str, tuple[nn.Module, str]] = {
 def test_found(family: str) -> None:
     model, name = FOUND[family]
     assert find_head(model) is model.get_submodule(name)
+
+
+def block(inputs: int, hidden: int, outputs: int) -> nn.Module:
+    return net(
+        hidden=Linear(inputs, hidden), norm=nn.LayerNorm(hidden), out=Linear(hidden, outputs)
+    )
+
+
+def norm_head(inputs: int) -> nn.Module:
+    return net(bn=nn.BatchNorm1d(inputs), linear=Linear(inputs, 10))
+
+
+def gate(width: int) -> nn.Module:
+    """As in a squeeze-excite block."""
+    return nn.Sequential(Linear(width, 2), nn.ReLU(), Linear(2, width), nn.Sigmoid())
+
+
+def clip(**projections: nn.Module) -> nn.Module:
+    model = net(images=Encoder(), texts=Encoder(), **projections)
+    model.logit_scale = nn.Parameter(torch.ones(()))
+    return model
+
+
+class Headless(nn.Module):
+    """As Transformers' base models, which end in whatever was registered last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.projector = Encoder(), Linear(8, 12)
+
+    @property
+    def base_model(self) -> nn.Module:
+        return self
 
 
 def actor_critic(**heads: nn.Module) -> nn.Module:
@@ -193,6 +306,78 @@ DOUBTFUL: dict[str, tuple[nn.Module, list[str]]] = {
         ["cls_classifier", "distillation_classifier"],
     ),
     "timm, two heads": (Timm(lambda m: (m.head, m.head_dist)), ["head", "head_dist"]),
+    "timm, two heads of different widths": (
+        Timm(lambda m: (m.head, m.norm_head)),
+        ["head and norm_head.linear may each make an output"],
+    ),
+    "timm, CrossViT": (
+        Timm(lambda m: m.branches),
+        ["branches.0 and branches.1 may each make an output"],
+    ),
+    "timm, features only": (Timm(lambda m: nn.Identity()), ["head (8 -> 10)"]),
+    "two heads that norm their input": (
+        net(body=conv_body(), head=norm_head(8), head_dist=norm_head(12)),
+        ["head.linear and head_dist.linear may each make an output"],
+    ),
+    "a list of heads of different widths": (
+        net(body=conv_body(), heads=nn.ModuleList([Linear(8, 3), Linear(12, 3)])),
+        ["heads.0 and heads.1 may each make an output"],
+    ),
+    "CLIP": (
+        clip(visual=Linear(12, 8), text=Linear(8, 8)),
+        ["visual (12 -> 8)", "text (8 -> 8)"],
+    ),
+    "CLIP without a scale": (
+        net(images=Encoder(), texts=Encoder(), visual=Linear(12, 8), text=Linear(8, 8)),
+        ["text and visual may each make an output"],
+    ),
+    "two towers": (
+        net(images=Encoder(), texts=Encoder(), visual=Linear(12, 8), text=Linear(9, 8)),
+        ["text and visual may each make an output"],
+    ),
+    "two towers with blocks": (
+        net(images=Encoder(), texts=Encoder(), visual=block(12, 8, 4), text=block(9, 8, 4)),
+        ["text.out and visual.out may each make an output"],
+    ),
+    "actor and critic as blocks": (
+        actor_critic(actor=block(8, 8, 4), critic=block(8, 8, 1)),
+        ["critic.out and actor.out may each make an output"],
+    ),
+    "BERT, pre-training": (
+        Declares(
+            bert=Encoder(), cls=net(predictions=net(decoder=Linear(8, 99)), next=Linear(8, 2))
+        ),
+        ["cls.predictions.decoder and cls.next may each make an output"],
+    ),
+    "GPT-2, two heads": (
+        Declares(transformer=Encoder(), decoder=Linear(8, 99), choice=net(summary=Linear(8, 1))),
+        ["decoder and choice.summary may each make an output"],
+    ),
+    "a language model with a value head": (
+        net(lm=Declares(body=Encoder(), decoder=Linear(8, 99)), value=net(out=Linear(8, 1))),
+        ["value.out and lm.decoder may each make an output"],
+    ),
+    "a pooler at the end": (
+        net(body=conv_body(), pooler=net(dense=Linear(8, 8))),
+        ["pooler.dense"],
+    ),
+    "Transformers, no head": (Headless(), ["projector (8 -> 12)"]),
+    "an embedding that may make the output": (
+        net(words=nn.Embedding(99, 8), body=Encoder(), projection=Linear(12, 8)),
+        ["projection and words may each make an output"],
+    ),
+    "a router": (
+        net(body=conv_body(), router=net(gate=Linear(8, 4)), out=Linear(8, 3)),
+        ["out and router.gate may each make an output"],
+    ),
+    "a gate registered after a convolution": (
+        net(body=conv_body(), out=nn.Conv2d(8, 10, 1), gate=gate(8)),
+        ["gate.2 and out (a convolution) may each make an output"],
+    ),
+    "a gate under a usual name": (
+        net(body=conv_body(), fc=gate(8), out=nn.Conv2d(8, 10, 1)),
+        ["fc.2 and out (a convolution) may each make an output"],
+    ),
     "a dictionary of heads": (
         net(body=conv_body(), heads=nn.ModuleDict({"a": Linear(8, 3), "b": Linear(8, 3)})),
         ["heads.a", "heads.b"],
@@ -222,7 +407,7 @@ DOUBTFUL: dict[str, tuple[nn.Module, list[str]]] = {
 def test_doubtful(family: str) -> None:
     model, names = DOUBTFUL[family]
     with pytest.raises(
-        ValueError, match="cannot tell which layer is the head; pass head="
+        ValueError, match=r"cannot tell which layer is the head; (.* output; )?pass head="
     ) as caught:
         find_head(model)
     for name in names:
@@ -244,6 +429,28 @@ def test_none(model: nn.Module) -> None:
         find_head(model)
 
 
+CONVOLUTIONS: dict[str, tuple[nn.Module, str]] = {
+    "SqueezeNet": (
+        net(features=conv_body(), classifier=nn.Sequential(nn.Conv2d(8, 3, 1), nn.ReLU())),
+        "classifier.0",
+    ),
+    "U-Net": (net(down=conv_body(), up=Encoder(), out=net(conv=nn.Conv2d(8, 2, 1))), "out.conv"),
+    "SegFormer": (
+        net(segformer=Encoder(), decode=net(mix=Linear(8, 8), classifier=nn.Conv2d(8, 3, 1))),
+        "decode.classifier",
+    ),
+    "timm": (Timm(lambda m: m.conv_head), "conv_head"),
+}
+
+
+@pytest.mark.parametrize("family", CONVOLUTIONS)
+def test_convolutions(family: str) -> None:
+    model, name = CONVOLUTIONS[family]
+    with pytest.raises(ValueError) as caught:
+        find_head(model)
+    assert f"made by {name} (a convolution), but primum needs a model that" in str(caught.value)
+
+
 def test_long_lists_are_cut() -> None:
     model = nn.Sequential(*[Linear(2, 2) for _ in range(15)], nn.BatchNorm1d(2))
     listed = candidates(model)
@@ -251,6 +458,14 @@ def test_long_lists_are_cut() -> None:
     assert "2 (2 -> 2), " not in listed.split(":")[1].split(",")[0]
     assert "(and 3 before them)" in listed
     assert candidates(Linear(2, 2)) == "pass head= one of: the model itself"
+
+
+def test_frozen_layers_are_not_listed() -> None:
+    model = nn.Sequential(Linear(2, 4), Linear(4, 3), nn.BatchNorm1d(3))
+    model[0].requires_grad_(False)
+    assert candidates(model) == "pass head= one of: 1 (4 -> 3)"
+    model.requires_grad_(False)
+    assert candidates(model) == "every nn.Linear of the model is frozen (requires_grad=False)"
 
 
 def test_real_wrappers() -> None:

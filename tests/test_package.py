@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 
 # Imports never point up: a file may import those before it alone. Files on a line are one storey.
 ORDER = [
-    ["compat", "rules", "warn"],
+    ["compat", "rules", "warn", "widths"],
     ["hook", "find", "ranks", "monitor", "rescale", "dryrun"],
     ["capture"],
     ["output_check"],

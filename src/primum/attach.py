@@ -6,15 +6,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from primum.find import candidates, find_head, is_linear
+from primum.find import find_head, given_head
 from primum.hook import hooked
 from primum.ranks import Scope
 from primum.recipe import Primum, Recipe
 from primum.reducer import Reducer
-from primum.update import check_supported
+from primum.update import check_supported, predict
 
 
 def attach(
@@ -53,7 +54,7 @@ def attach(
             settings along.
         per: "sample": weights for rows of the first dimension. "token": for every position of
             inputs [B, T, d] by itself.
-        scaler: The `torch.amp.GradScaler` of the loop, if it has one.
+        scaler: The `torch.amp.GradScaler` of the loop, or what holds it, if there is one.
         scope: Over several ranks, "global" solves the global batch's problem and "local" each
             rank's own; "auto" solves together under DistributedDataParallel, where that is cheap.
         process_group: The ranks of "global"; by default those of DistributedDataParallel, or all.
@@ -164,7 +165,8 @@ def _make(
         raise ValueError(f'per must be "sample" or "token", got {per!r}')
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
-    linear = find_head(model) if head is None else _given_head(model, head)
+    scaler = _grad_scaler(scaler)
+    linear = find_head(model) if head is None else given_head(model, head)
     name = next((n for n, m in model.named_modules() if m is linear), "") or "head"
     _check_head(model, linear, name)
     optimizers = list(_optimizers(optimizer))
@@ -180,6 +182,7 @@ def _make(
         owners["bias"] = bias_owner  # otherwise nothing moves it: a constant
     for part, owner in owners.items():
         check_supported(owner, getattr(linear, part), f"{name}.{part}")
+        _check_order(owner, getattr(linear, part))
     scope = Scope(*reach, model)
     detach(linear)  # attaching again replaces what was there
     return Reducer(
@@ -223,7 +226,7 @@ def _check_head(model: nn.Module, head: nn.Linear, name: str) -> None:
     if not weight.requires_grad:
         raise ValueError(
             f"{name}.weight is frozen (requires_grad=False), so no step changes it; "
-            "unfreeze it or pass the head that is trained"
+            "unfreeze it or pass the head that is trained (with PEFT: list it in modules_to_save)"
         )
 
 
@@ -231,6 +234,10 @@ def _optimizers(given: Optimizer | Iterable[Optimizer] | Any) -> Iterator[Optimi
     """All torch optimizers in what the user passed; of a wrapper, the one inside."""
     inner = getattr(given, "optimizer", None)
     if isinstance(given, Optimizer) and not isinstance(inner, Optimizer):
+        held = [k for k, v in vars(given).items() if isinstance(v, Optimizer) and v is not given]
+        if held:  # timm's Lookahead, SAM: what they add to a step of the one inside is unknown
+            kind = type(given).__name__
+            raise TypeError(f"{kind} wraps another optimizer; pass that one: optimizer.{held[0]}")
         yield given
     elif inner is not None:
         yield from _optimizers(inner)
@@ -244,33 +251,35 @@ def _optimizers(given: Optimizer | Iterable[Optimizer] | Any) -> Iterator[Optimi
         )
 
 
+def _grad_scaler(given: Any) -> Any:
+    """The scaler, also if the loop's own class holds it, as timm's NativeScaler does."""
+    if given is None or callable(getattr(given, "scale", None)):
+        return given
+    values = getattr(given, "__dict__", {}).values()
+    held = [v for v in values if isinstance(v, torch.amp.GradScaler)]
+    return held[0] if len(held) == 1 else given
+
+
+def _check_order(optimizer: Optimizer, param: Tensor) -> None:
+    """Refuse an optimizer whose step differentiates the gradient: a predicted one has no graph."""
+    second = bool(getattr(optimizer, "is_second_order", False))  # timm's mark
+    if not second and not type(optimizer).__module__.startswith("torch.optim"):
+        try:
+            predict(optimizer, param, torch.ones_like(param, dtype=torch.float32))
+        except RuntimeError as error:  # any other may be gone by the first step
+            signs = ("create_graph", "grad_fn", "does not require grad")
+            second = any(sign in str(error) for sign in signs)
+        except Exception:
+            return
+    if second:
+        raise TypeError(
+            f"{type(optimizer).__name__} is not supported: its step differentiates the gradient "
+            "(backward(create_graph=True)), so it cannot be predicted; use SGD or AdamW"
+        )
+
+
 def _owner(optimizers: list[Optimizer], param: Tensor | None) -> Optimizer | None:
     for optimizer in optimizers:
         if any(held is param for group in optimizer.param_groups for held in group["params"]):
             return optimizer
     return None
-
-
-def _given_head(model: nn.Module, head: nn.Module | str) -> nn.Linear:
-    found = _named(model, head) if isinstance(head, str) else head
-    if not is_linear(found):
-        kind = type(found).__name__
-        raise TypeError(f"head must be an nn.Linear, got {kind}; {candidates(model)}")
-    return found
-
-
-def _named(model: nn.Module, name: str) -> nn.Module:
-    """A submodule by its dotted name, with or without the names that wrappers put before it."""
-    modules: dict[str, nn.Module] = dict(model.named_modules(remove_duplicate=False))
-    if name in modules:
-        return modules[name]
-    for full, module in modules.items():
-        if _bare(full) == _bare(name):
-            return module
-    raise ValueError(f"the model has no module named {name!r}; {candidates(model)}")
-
-
-def _bare(name: str) -> str:
-    while name.startswith(("module.", "_orig_mod.")):
-        name = name.split(".", 1)[1]
-    return name

@@ -77,10 +77,26 @@ def test_beginning_again_removes_the_first() -> None:
     assert not optimizer._optimizer_step_post_hooks
 
 
-def test_each_report_is_told_once() -> None:
+def test_each_report_is_logged_once() -> None:
     attachment = trained()
     assert attachment.figures().keys() == FIGURES
+    assert attachment.figures() == {"primum/applied": 0.0}  # no pass since
+    attachment.end()
     assert attachment.figures() == {}
+
+
+def test_steps_that_bypass_the_head_are_logged() -> None:
+    attachment = Attachment({})
+    model, optimizer = begun(attachment)
+    assert attachment.figures() == {"primum/applied": 0.0}
+    train(model, optimizer)
+    assert attachment.figures()["primum/applied"] == 1
+
+
+def test_the_headline_names_the_layer() -> None:
+    attachment = Attachment({})
+    begun(attachment)
+    assert attachment.headline == "primum: sample weights are applied at the output of 2"
 
 
 def test_scaler_reaches_attach_unless_given(monkeypatch: pytest.MonkeyPatch) -> None:

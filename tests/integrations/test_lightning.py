@@ -148,6 +148,68 @@ class TestTraining:
         assert callback.last.mean_extra_weight > 0
 
 
+class Adversaries(pl.LightningModule):
+    """Two optimizers, toggled in turn; with a learning rate of 0, the critic stays the same."""
+
+    def __init__(self, *, toggle: bool) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        self.toggle, self.gradients = toggle, []
+        torch.manual_seed(0)
+        self.generator = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6))
+        self.critic = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+        return [
+            torch.optim.SGD(self.generator.parameters(), lr=0.1),
+            torch.optim.SGD(self.critic.parameters(), lr=0.0, momentum=0.9),
+        ]
+
+    def training_step(self, batch: list[Tensor], _: int) -> None:
+        for optimizer, loss in zip(self.optimizers(), (self.fool, self.judge), strict=True):
+            if self.toggle:
+                self.toggle_optimizer(optimizer)
+            optimizer.zero_grad()
+            self.manual_backward(loss(*batch))
+            optimizer.step()
+            if self.toggle:
+                self.untoggle_optimizer(optimizer)
+            self.gradients += [p.grad.clone() for p in self.generator.parameters()]
+
+    def fool(self, real: Tensor, labels: Tensor) -> Tensor:
+        """As the critic scores each class differently, samples disagree on how to move it."""
+        return F.mse_loss(self.critic(self.generator(real)).squeeze(1), labels.float() - 1)
+
+    def judge(self, real: Tensor, _: Tensor) -> Tensor:
+        fake = self.generator(real).detach()
+        return (F.softplus(-self.critic(real)) + F.softplus(self.critic(fake))).mean()
+
+
+class TestTwoOptimizers:
+    def gradients(self, *callbacks: pl.Callback, toggle: bool = True) -> list[Tensor]:
+        module = Adversaries(toggle=toggle)
+        pl.Trainer(callbacks=list(callbacks), **QUIET).fit(module, loader())
+        return module.gradients
+
+    def test_passes_for_the_other_optimizer_stay_plain(self) -> None:
+        """No warning, and not counted: toggling says that the critic is not to be trained."""
+        callback = PrimumCallback(head="critic.2")
+        found, plain = self.gradients(callback), self.gradients()
+        assert len(found) == len(plain) == 2 * 4 * STEPS
+        assert all(torch.equal(*pair) for pair in zip(found, plain, strict=True))
+        assert callback.last is not None
+        assert callback.last.applied
+        assert callback.last.fallbacks == 0
+        assert callback.last.mean_extra_weight > 0
+
+    @pytest.mark.filterwarnings("ignore:primum")
+    def test_without_toggling_they_are_weighed(self) -> None:
+        """What the test above would see if toggling were ignored."""
+        found = self.gradients(PrimumCallback(head="critic.2"), toggle=False)
+        plain = self.gradients(toggle=False)
+        assert not all(torch.equal(*pair) for pair in zip(found, plain, strict=True))
+
+
 def test_a_trainer_of_pytorch_lightning(tmp_path: Path) -> None:
     """The same code under its older name, with classes of its own."""
     module, callback = OlderModule(), PrimumCallback()
@@ -160,6 +222,12 @@ def test_a_trainer_of_pytorch_lightning(tmp_path: Path) -> None:
 
 
 class TestLogging:
+    def test_the_first_line_names_the_layer(self, caplog: pytest.LogCaptureFixture) -> None:
+        with caplog.at_level("INFO"):
+            fit(Module(), PrimumCallback())
+        lines = [each.message for each in caplog.records if each.message.startswith("primum")]
+        assert lines == ["primum: sample weights are applied at the output of net.2"]
+
     def test_csv_logger(self, tmp_path: Path) -> None:
         logger = CSVLogger(tmp_path)
         callback = PrimumCallback()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,10 @@ class Classifier(nn.Module):
 class InOrder(Trainer):
     def _get_train_sampler(self, *_: Any) -> SequentialSampler:
         return SequentialSampler(self.train_dataset)
+
+
+def module_of(kind: type) -> Any:
+    return sys.modules[kind.__module__]
 
 
 class StopAt(TrainerCallback):
@@ -145,6 +150,16 @@ class TestTraining:
 
 
 class TestLogging:
+    def test_the_first_line_names_the_layer(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """At the verbosity that shows the Trainer's own first lines."""
+        lines: list[str] = []
+        monkeypatch.setattr(module_of(PrimumCallback).logger, "info", lines.append)
+        trainer(tmp_path, [PrimumCallback()]).train()
+        assert lines == ["primum: sample weights are applied at the output of net.2"]
+        assert module_of(PrimumCallback).logger.name.startswith("transformers.")
+
     def test_log_history(self, tmp_path: Path) -> None:
         callback = PrimumCallback()
         run = trainer(tmp_path, [callback], eval_strategy="steps", eval_steps=4)

@@ -3,8 +3,9 @@
     attachment.py    a Reducer that is made late, and whose state may come before it
     lightning.py     a Callback for PyTorch Lightning
     transformers.py  a TrainerCallback for the Hugging Face Trainer
+    fused.py         which losses bypass the head, and what keeps it
     logging.py       figures of the steps into TensorBoard or any `log(dict)`
 
-Each needs its framework alone. Accelerate needs nothing of this: `primum.attach` looks through its
-wrappers.
+Each needs its framework alone. Accelerate and Fabric need nothing of this: `primum.attach` looks
+through their wrappers.
 """

@@ -75,9 +75,15 @@ class Attachment:
         """Drop a state that waits: what it was loaded for is no training."""
         self._waiting = None
 
+    @property
+    def headline(self) -> str:
+        """Which layer is weighed, for the first line of a log."""
+        name = getattr(self.reducer, "head_name", "")
+        return f"primum: sample weights are applied at the output of {name}"
+
     def figures(self) -> dict[str, float]:
-        """`last.as_dict()` under names for a logger; empty if there is nothing new to tell."""
+        """`last.as_dict()` under names for a logger; without a new report, that none applied."""
         if self.last is None or self.last is self._told:
-            return {}
+            return {} if self.reducer is None else {PREFIX + "applied": 0.0}
         self._told = self.last
         return {PREFIX + name: value for name, value in self.last.as_dict().items()}

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 
 from primum import Reducer, StepReport
@@ -44,6 +45,7 @@ class PrimumCallback(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         self._attachment.begin(pl_module, trainer.optimizers, scaler)
+        rank_zero_info(self._attachment.headline)
 
     def on_train_batch_end(
         self,

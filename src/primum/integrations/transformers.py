@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import warnings
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,9 +12,13 @@ import torch
 from torch import Tensor
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
+from transformers.utils import logging
 
 from primum import Reducer, StepReport
 from primum.integrations.attachment import Attachment
+from primum.integrations.fused import fusing_package, way_out
+
+logger = logging.get_logger("transformers.primum")  # a child: follows the Trainer's `log_level`
 
 
 class PrimumCallback(TrainerCallback, ExportableState):
@@ -20,8 +26,9 @@ class PrimumCallback(TrainerCallback, ExportableState):
 
     Attaches when training begins, with Accelerate's scaler under `fp16=True`, and is gone when it
     ends. Whenever the Trainer logs, the figures of the last step come along as
-    `primum/harm_before` and so on. The state is part of the Trainer's checkpoints
-    (`trainer_state.json`) and is found there by `train(resume_from_checkpoint=...)`.
+    `primum/harm_before` and so on; if the head was not called, as by a loss that is fused with it,
+    `primum/applied` is 0. The state is part of the Trainer's checkpoints (`trainer_state.json`)
+    and is found there by `train(resume_from_checkpoint=...)`.
 
     `Trainer(callbacks=[PrimumCallback()])` does the same, but for one thing: the Trainer puts its
     reporters (TensorBoard, W&B) first, so the figures reach `log_history` and not them.
@@ -33,6 +40,8 @@ class PrimumCallback(TrainerCallback, ExportableState):
     def __init__(self, **settings: Any) -> None:
         self._attachment = Attachment(settings)
         self._settings = settings
+        self._trainer: weakref.ref[Trainer] | None = None
+        self._way_out = ""  # of a loss that may not call the head; known after the first step
         self.lost: list[str] = []  # set by the Trainer, on what it made from a checkpoint
 
     @property
@@ -48,6 +57,7 @@ class PrimumCallback(TrainerCallback, ExportableState):
     def add_to(self, trainer: Trainer) -> PrimumCallback:
         """Become the Trainer's first callback, so that its reporters get the figures as well."""
         trainer.callback_handler.callbacks.insert(0, self)
+        self._trainer = weakref.ref(trainer)
         return self
 
     def on_train_begin(
@@ -64,6 +74,30 @@ class PrimumCallback(TrainerCallback, ExportableState):
             self._attachment.load_state_dict(_unpack(saved["reducer"]))
         optimizer = kwargs["optimizer"]
         self._attachment.begin(kwargs["model"], optimizer, getattr(optimizer, "scaler", None))
+        if state.is_world_process_zero:
+            logger.info(self._attachment.headline)
+        trainer = None if self._trainer is None else self._trainer()
+        package = fusing_package(kwargs["model"])
+        self._way_out = way_out(package, args, trainer) if package else ""
+        if trainer is not None or package == "liger_kernel":
+            self._warn_if_fused()
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        if self._way_out and self.last is None:  # the Trainer is unknown, but not what it did
+            self._warn_if_fused()
+        self._way_out = ""
+
+    def _warn_if_fused(self) -> None:
+        if self._way_out:
+            warnings.warn(
+                "primum: the loss is computed from the head's weight without calling the head "
+                f"(fused, in chunks), so no sample weights are applied. {self._way_out}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        self._way_out = ""
 
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any

@@ -1,0 +1,204 @@
+"""Models of public libraries: the right layer is weighed, or the user is asked for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from torch import Tensor, nn, optim
+
+import primum
+from primum.find import find_head
+
+TEXT = {
+    "vocab_size": 40,
+    "hidden_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "intermediate_size": 24,
+    "max_position_embeddings": 16,
+}
+LABELS = {"num_labels": 3}
+
+
+def made(name: str, config: str, **options: Any) -> nn.Module:
+    torch.manual_seed(0)
+    settings = getattr(transformers, config)(**(TEXT | {"pad_token_id": 0} | options))
+    model: nn.Module = getattr(transformers, name)(settings)
+    return model
+
+
+def name_of(model: nn.Module, layer: nn.Module) -> str:
+    return next(name for name, each in model.named_modules() if each is layer)
+
+
+FOUND: list[tuple[str, str, dict[str, Any], str]] = [
+    ("BertForSequenceClassification", "BertConfig", LABELS, "classifier"),
+    ("BertForMaskedLM", "BertConfig", {}, "cls.predictions.decoder"),
+    ("BertForNextSentencePrediction", "BertConfig", {}, "cls.seq_relationship"),
+    ("BertForQuestionAnswering", "BertConfig", {}, "qa_outputs"),
+    ("RobertaForMaskedLM", "RobertaConfig", {}, "lm_head.decoder"),
+    ("RobertaForTokenClassification", "RobertaConfig", LABELS, "classifier"),
+    ("XLMRobertaForQuestionAnswering", "XLMRobertaConfig", {}, "qa_outputs"),
+    ("ElectraForPreTraining", "ElectraConfig", {}, "discriminator_predictions.dense_prediction"),
+    ("ModernBertForSequenceClassification", "ModernBertConfig", LABELS, "classifier"),
+    ("ModernBertForTokenClassification", "ModernBertConfig", LABELS, "classifier"),
+    ("ModernBertForMaskedLM", "ModernBertConfig", {}, "decoder"),
+    ("AlbertForMaskedLM", "AlbertConfig", {"embedding_size": 8}, "predictions.decoder"),
+    ("LlamaForCausalLM", "LlamaConfig", {}, "lm_head"),
+    ("LlamaForSequenceClassification", "LlamaConfig", LABELS, "score"),
+]
+
+
+class TestTransformers:
+    @pytest.mark.parametrize(("name", "config", "options", "head"), FOUND, ids=lambda x: str(x))
+    def test_found_and_weighed(
+        self, name: str, config: str, options: dict[str, Any], head: str
+    ) -> None:
+        """The gradient at the model's own output is changed, so the layer made that output."""
+        model = made(name, config, **options)
+        assert name_of(model, find_head(model)) == head
+        optimizer = optim.AdamW(model.parameters(), lr=1e-3)
+        reducer = primum.attach(model, optimizer)
+        inputs = torch.randint(1, 40, (6, 7))
+        output = model(input_ids=inputs)
+        logits: Tensor = output["start_logits" if "Answering" in name else "logits"]
+        logits.pow(2).sum().backward()
+        assert reducer.last is not None
+        assert reducer.last.applied, reducer.last.reason
+        assert len(reducer.last.extra_weights) == 6
+
+    def test_an_encoder_and_a_decoder(self) -> None:
+        config = transformers.T5Config(
+            vocab_size=40, d_model=16, d_kv=8, d_ff=24, num_layers=1, num_heads=2
+        )
+        model = transformers.T5ForConditionalGeneration(config)
+        assert name_of(model, find_head(model)) == "lm_head"
+
+    @pytest.mark.parametrize("width", [16, 24], ids=["one width", "as published"])
+    def test_clip_is_refused(self, width: int) -> None:
+        """Its logits compare two projections; at the published widths they look like a chain."""
+        vision = {"hidden_size": width, "image_size": 8, "patch_size": 4}
+        config = transformers.CLIPConfig(
+            text_config=TEXT, vision_config=TEXT | vision, projection_dim=16
+        )
+        model = transformers.CLIPModel(config)
+        assert (model.text_projection.in_features, model.visual_projection.in_features) == (
+            16,
+            width,
+        )
+        with pytest.raises(ValueError, match=r"cannot tell.*visual_projection.*text_projection"):
+            find_head(model)
+
+    @pytest.mark.parametrize(
+        ("name", "config", "heads"),
+        [
+            ("BertForPreTraining", "BertConfig", ["cls.predictions.decoder", "seq_relationship"]),
+            ("GPT2DoubleHeadsModel", "GPT2Config", ["lm_head", "multiple_choice_head.summary"]),
+        ],
+    )
+    def test_two_outputs_are_refused(self, name: str, config: str, heads: list[str]) -> None:
+        model = made(name, config, **({"n_embd": 16} if "GPT2" in name else {}))
+        with pytest.raises(ValueError, match="may each make an output") as caught:
+            find_head(model)
+        assert all(head in str(caught.value) for head in heads)
+
+    @pytest.mark.parametrize("name", ["BertModel", "AlbertModel"])
+    def test_a_model_without_a_head_is_refused(self, name: str) -> None:
+        with pytest.raises(ValueError, match="cannot tell which layer is the head"):
+            find_head(made(name, name.replace("Model", "Config")))
+
+    def test_a_convolution_is_named(self) -> None:
+        stages = {"depths": [1, 1], "hidden_sizes": [8, 16], "num_attention_heads": [1, 2]}
+        config = transformers.SegformerConfig(
+            num_encoder_blocks=2,
+            sr_ratios=[1, 1],
+            patch_sizes=[3, 3],
+            strides=[2, 2],
+            mlp_ratios=[2, 2],
+            decoder_hidden_size=8,
+            **stages,
+        )
+        model = transformers.SegformerForSemanticSegmentation(config)
+        with pytest.raises(
+            ValueError, match=r"made by decode_head\.classifier \(a convolution\), but primum needs"
+        ):
+            find_head(model)
+
+
+class CrossViT(nn.Module):
+    """As timm's: one head for each branch, of different widths; their logits are averaged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.branches = nn.ModuleList([nn.Linear(6, 8), nn.Linear(6, 12)])
+        self.head = nn.ModuleList([nn.Linear(8, 4), nn.Linear(12, 4)])
+
+    def get_classifier(self) -> nn.Module:
+        return self.head
+
+    def forward(self, x: Tensor) -> Tensor:
+        pairs = zip(self.head, self.branches, strict=True)
+        return torch.stack([head(branch(x).tanh()) for head, branch in pairs]).mean(0)
+
+
+class NormLinear(nn.Module):
+    def __init__(self, inputs: int) -> None:
+        super().__init__()
+        self.bn, self.linear = nn.BatchNorm1d(inputs), nn.Linear(inputs, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(self.bn(x))
+        return y
+
+
+class LeViT(nn.Module):
+    """As timm's, distilled: a second head for the teacher's labels."""
+
+    def __init__(self, *, distilled: bool = True) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(6, 8), nn.Tanh())
+        self.head = NormLinear(8)
+        self.head_dist = NormLinear(8) if distilled else None
+
+    def get_classifier(self) -> Any:
+        return self.head if self.head_dist is None else (self.head, self.head_dist)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.head(self.body(x))
+        return y if self.head_dist is None else (y + self.head_dist(self.body(x))) / 2
+
+
+class SqueezeExcite(nn.Module):
+    """A convolution makes the output; the gate that scales the features is registered last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.out = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 1)
+        self.gate = nn.Sequential(nn.Linear(8, 2), nn.ReLU(), nn.Linear(2, 8), nn.Sigmoid())
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.conv(x).relu()
+        y = y * self.gate(y.mean((2, 3)))[:, :, None, None]
+        return self.out(y).mean((2, 3))
+
+
+class TestTimm:
+    @pytest.mark.parametrize(
+        ("model", "message"),
+        [
+            (CrossViT, r"head\.0 and head\.1 may each make an output"),
+            (LeViT, r"head\.linear and head_dist\.linear may each make an output"),
+            (SqueezeExcite, r"gate\.2 and out \(a convolution\) may each make an output"),
+        ],
+    )
+    def test_refused(self, model: Callable[[], nn.Module], message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            find_head(model())
+
+    def test_one_head_with_a_norm(self) -> None:
+        model = LeViT(distilled=False)
+        assert find_head(model) is model.head.linear
