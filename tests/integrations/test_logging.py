@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gc
 import json
 import struct
@@ -14,6 +15,7 @@ import mlflow
 import pytest
 import torch
 import wandb
+from lightning.pytorch.loggers import CSVLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import nn
 from torch.optim import SGD
@@ -118,6 +120,18 @@ def test_mlflow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             assert history[-1].value == pytest.approx(value)
     finally:
         mlflow.set_tracking_uri(before)
+
+
+def test_a_logger_of_lightning(tmp_path: Path) -> None:
+    model, optimizer, reducer = attached()
+    logger = CSVLogger(tmp_path, name="", version="")
+    log_to(reducer, logger, every=5)
+    train(model, optimizer)
+    logger.save()
+    with (tmp_path / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["step"]) for row in rows] == [5, 10]
+    assert all(row.keys() == FIGURES | {"step"} for row in rows)
 
 
 def test_importing_it_imports_none_of_the_packages() -> None:
