@@ -45,5 +45,5 @@ def as_markdown(notebook: dict[str, Any], stem: str) -> tuple[str, dict[str, byt
             elif "image/png" in data:
                 name = f"{stem}-{len(images) + 1}.png"
                 images[name] = base64.b64decode("".join(data["image/png"]))
-                parts.append(f"![Plot of the cell above]({name})")
+                parts.append(f"[![Plot of the cell above]({name})]({name})")  # a click enlarges it
     return "\n\n".join(parts) + "\n", images
