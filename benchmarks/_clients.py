@@ -39,6 +39,11 @@ class Run:
         data_dir: A folder with CIFAR-10 as Parquet files, if there is one.
         extra: Further figures of the run.
         units: By which the time of a step is divided, as for an episode of so many moves.
+        steps: Seconds of each.
+        harmed: Fraction of samples that the plain step would harm, in every tenth step.
+        reducer: What `attach` returned, if anything is attached.
+        callback: The framework's callback in its place.
+        last: Report of the last step.
     """
 
     seed: int
@@ -49,7 +54,9 @@ class Run:
     extra: dict[str, float] = field(default_factory=dict)
     units: int = 1
     steps: list[float] = field(default_factory=list)
+    harmed: list[float] = field(default_factory=list)
     reducer: Reducer | None = None
+    callback: Any = None
     last: StepReport | None = None
     _since: float | None = None
 
@@ -80,12 +87,14 @@ class Run:
         return min(count, 4) if self.quick else count
 
     def _tick(self) -> None:
-        now = process_time()
         if self._since is not None:
-            self.steps.append((now - self._since) / self.units)
-        self._since = now
-        if self.reducer is not None and self.reducer.last is not None:
-            self.last = self.reducer.last
+            self.steps.append((process_time() - self._since) / self.units)
+        source = self.reducer if self.callback is None else self.callback
+        report: StepReport | None = None if source is None else source.last
+        self.last = report or self.last
+        if report is not None and report.applied and len(self.steps) % 10 == 0:
+            self.harmed.append(float(report.harmed_before))
+        self._since = process_time()
 
 
 @dataclass(frozen=True)

@@ -65,11 +65,9 @@ def fit(
         trainer = Trainer(model, arguments, train_dataset=data, eval_dataset=test)
         trainer.remove_callback(_printer())
         trainer.add_callback(Watch())
-        callback = None
         if run.settings is not None:
-            callback = PrimumCallback(**run.settings).add_to(trainer)
+            run.callback = PrimumCallback(**run.settings).add_to(trainer)
         trainer.train()
-        run.last = None if callback is None else callback.last
         return float(trainer.evaluate()["eval_loss"])
 
 
@@ -180,18 +178,18 @@ def lightning(run: Run) -> float:
                 "lr_scheduler": {"scheduler": schedule, "interval": "step"},
             }
 
-    callback = None if run.settings is None else PrimumCallback(**run.settings)
+    if run.settings is not None:
+        run.callback = PrimumCallback(**run.settings)
     trainer = pl.Trainer(
         accelerator="cpu", devices=1, max_steps=steps, logger=False, enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False,
-        callbacks=[] if callback is None else [callback],
+        callbacks=[] if run.callback is None else [run.callback],
     )  # fmt: skip
     module = Digits()
     loader = DataLoader(
         TensorDataset(data.train, data.train_labels), batch_size=64, shuffle=True, generator=rng
     )
     trainer.fit(module, loader)
-    run.last = None if callback is None else callback.last
     return test_loss(module.net, data)
 
 

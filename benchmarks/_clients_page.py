@@ -47,7 +47,7 @@ def figures(values: list[float]) -> str:
 
 def columns() -> list[str]:
     return ["script", "added", "figure", "plain", "with it", "better by, %", "seeds better",
-            "time x"]  # fmt: skip
+            "harmed, %", "time x"]  # fmt: skip
 
 
 def row_cells(row: Row) -> list[str]:
@@ -59,6 +59,7 @@ def row_cells(row: Row) -> list[str]:
         figures(row["with"]),
         change_cell(row),
         f"{wins(row)} of {len(row['plain'])}",
+        "–" if row["harmed"] is None else f"{100 * row['harmed']:.0f}",
         f"{row['with_ms'] / row['plain_ms']:.2f}",
     ]
 

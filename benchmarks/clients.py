@@ -69,6 +69,7 @@ def played(
         "step_ms": 1000 * median(run.steps),
         "steps": len(run.steps) + 1,
         "warnings": said(caught),
+        "harmed": fmean(run.harmed) if run.harmed else None,
         "extra": run.extra,
         "fallbacks": None if report is None else int(report.fallbacks),
         "discarded": None if report is None else int(report.discarded),
@@ -98,6 +99,7 @@ def rows_of(script: Script, runs: dict[str | None, list[dict[str, Any]]]) -> lis
                 "with": [each["figure"] for each in with_it],
                 "plain_ms": fmean(each["step_ms"] for each in plain),
                 "with_ms": fmean(each["step_ms"] for each in with_it),
+                "harmed": _mean([each["harmed"] for each in with_it]),
                 "warnings": list(dict.fromkeys(t for each in with_it for t in each["warnings"])),
                 "fallbacks": max(each["fallbacks"] or 0 for each in with_it),
                 "discarded": max(each["discarded"] or 0 for each in with_it),
@@ -105,6 +107,11 @@ def rows_of(script: Script, runs: dict[str | None, list[dict[str, Any]]]) -> lis
             }
         )
     return rows
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
 
 
 def measure(scripts: Sequence[Script], options: argparse.Namespace) -> list[dict[str, Any]]:
