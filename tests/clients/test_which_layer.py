@@ -81,3 +81,45 @@ def test_repr_after_it_is_over() -> None:
     model(batch(0, 2)[0])
     del model, optimizer
     assert repr(reducer)
+
+
+class Layer(nn.Module):
+    """Queries, keys and values from one linear layer, as wide at its input as the head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(8)
+        self.qkv, self.project = nn.Linear(8, 24), nn.Linear(8, 8)
+        self.mlp = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.norm(x)).chunk(3, -1)
+        x = x + self.project(nn.functional.scaled_dot_product_attention(q, k, v))
+        output: Tensor = x + self.mlp(self.norm(x))
+        return output
+
+
+class Gpt(nn.Module):
+    """A language model in a few lines, whose blocks are a Sequential."""
+
+    def __init__(self, tied: bool) -> None:
+        super().__init__()
+        self.wte = nn.Embedding(11, 8)
+        self.blocks = nn.Sequential(Layer(), Layer())
+        self.ln = nn.LayerNorm(8)
+        self.lm_head = nn.Linear(8, 11, bias=False)
+        if tied:
+            self.wte.weight = self.lm_head.weight
+
+    def forward(self, text: Tensor) -> Tensor:
+        output: Tensor = self.lm_head(self.ln(self.blocks(self.wte(text))))
+        return output
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_head_of_a_small_language_model(tied: bool) -> None:
+    """Layers inside its blocks take the same width, and make no output."""
+    model = Gpt(tied)
+    reducer = primum.attach(model, optim.AdamW(model.parameters(), **ADAMW))
+    assert reducer.head is model.lm_head
+    assert reducer.head_name == "lm_head"
