@@ -1,1 +1,1 @@
-"""Command line and experiments (extra `experiments`). Never imported by the core."""
+"""The laboratory behind the command line (extra `experiments`). Never imported by the core."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from primum.experiments.images.settings import DataError
+from primum.experiments.images.sources import DataError
 
 
 def subset(labels: Tensor, size: int | None, classes: int, *, balanced: bool, part: str) -> Tensor:
