@@ -19,10 +19,11 @@ from torch import nn
 from experiments.conftest import tiny
 from primum import diagnostics
 from primum.diagnostics import InterferenceMeter
+from primum.experiments.checkpoints import load_checkpoint
 from primum.experiments.errors import UserError
 from primum.experiments.images import Batches, load_data
 from primum.experiments.images.batches import Batch
-from primum.experiments.looks import Looks, load_checkpoint, look, most_protected, png
+from primum.experiments.looks import Looks, look, most_protected, png
 from primum.experiments.models import build_model
 from primum.experiments.settings import LookSettings, RunSettings
 from primum.experiments.trainer import Trainer

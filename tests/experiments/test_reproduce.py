@@ -15,19 +15,17 @@ from primum.experiments.arms import Arm
 from primum.experiments.claims import TABLES, Cell, Table
 from primum.experiments.cli import PAPER, main
 from primum.experiments.errors import UserError
-from primum.experiments.job import Place
-from primum.experiments.reproduce import (
-    EXPERIMENTS,
-    cifar_folders,
+from primum.experiments.evidence import (
     findings_of,
     judge_blocks,
     judge_moments,
     judge_size,
     judge_solver,
     judge_table,
-    run_scripts,
     runs_of,
 )
+from primum.experiments.job import Place
+from primum.experiments.reproduce import EXPERIMENTS, cifar_folders, run_scripts
 from primum.experiments.runs import RunRecord
 from primum.experiments.store import Store
 

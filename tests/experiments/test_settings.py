@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from experiments.conftest import TINY, tiny
+from primum import experiments
 from primum.experiments.arms import Arm
 from primum.experiments.errors import UserError
 from primum.experiments.images import DataError
@@ -123,3 +125,11 @@ def test_when_to_measure(change: dict[str, Any]) -> None:
 
 def test_factors_of_later_epochs() -> None:
     assert [Matched((2.0, 3.0)).lr_factor(epoch) for epoch in (0, 1, 5)] == [2.0, 3.0, 3.0]
+
+
+def test_a_module_name_stands_for_one_thing_in_the_whole_package() -> None:
+    source = Path(experiments.__file__).parent
+    ours = [path.stem for path in source.rglob("*.py") if path.stem != "__init__"]
+    others = {path.stem for path in source.parent.rglob("*.py") if source not in path.parents}
+    assert len(ours) == len(set(ours))
+    assert not set(ours) & others

@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from primum.experiments import studies
-from primum.experiments.results_page import MAKERS, Results, make_pages
+from primum.experiments.results_page import MAKERS, make_pages
 from primum.experiments.runs import read_runs
 from primum.experiments.store import Store
 from primum.experiments.studies import STUDIES, main, smoke
+from primum.experiments.study_results import Results
 from primum.experiments.tutorial_page import MAKERS as TUTORIAL
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -25,6 +25,10 @@ PAPER = (
     *("gram", "gram-adamw"),
 )
 INSPECT_STEPS = 200
+INSPECT_SETTINGS = (
+    *("model", "norm", "data", "train_size", "test_size", "augment", "batch_size", "optimizer"),
+    *("lr", "weight_decay", "schedule", "device"),
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -191,27 +195,14 @@ def _inspect(parser: argparse.ArgumentParser) -> None:
         "While training for some steps, or at checkpoints. Prints a table and writes run.json and "
         "report.html. Ctrl-C keeps what is finished."
     )
-    what = parser.add_argument_group("what")
-    what.add_argument("--model", default="cnn-small", metavar="NAME", help="%(default)s; or "
-                      "resnet20, vit-micro, ..., or your own: package.module:factory")  # fmt: skip
-    what.add_argument("--norm", choices=("group", "batch"), help="for models that have both")
-    what.add_argument("--data", default="cifar10", metavar="NAME", help="%(default)s; or cifar100, "
-                      "digits, generated, ..., or owner/name on the Hugging Face hub")  # fmt: skip
-    what.add_argument("--data-dir", metavar="DIR", help="folder with the data's Parquet files; "
-                      "else the hub")  # fmt: skip
-    what.add_argument("--train-size", type=at_least(1), metavar="N", help="only N images")
-    what.add_argument("--test-size", type=at_least(1), metavar="N", help="only N images")
-    what.add_argument("--augment", default="crop-flip", metavar="NAME", help="%(default)s; or none")
-    what.add_argument("--checkpoint", type=Path, nargs="+", metavar="FILE", help="measure these "
-                      "instead of training: a state_dict, or a dict with model, optimizer and "
-                      "step")  # fmt: skip
-    how = parser.add_argument_group("how")
-    how.add_argument("--optimizer", choices=("sgd", "adamw"), default="sgd", help="%(default)s")
-    how.add_argument("--lr", type=float, metavar="X", help="0.1 (SGD) or 0.001 (AdamW), times "
-                     "sqrt(batch size / 128)")  # fmt: skip
-    how.add_argument("--weight-decay", type=float, metavar="X")
-    how.add_argument("--schedule", choices=("constant", "cosine"), default="constant")
-    how.add_argument("--batch-size", type=at_least(1), default=128, metavar="N", help="%(default)s")
+    add_settings(parser, INSPECT_SETTINGS)
+    parser.set_defaults(schedule="constant")
+    how = parser.add_argument_group("how to measure")
+    how.add_argument("--data-dir", metavar="DIR", help="folder with the data's Parquet files; "
+                     "else the hub")  # fmt: skip
+    how.add_argument("--checkpoint", type=Path, nargs="+", metavar="FILE", help="measure these "
+                     "instead of training: a state_dict, or a dict with model, optimizer and "
+                     "step")  # fmt: skip
     how.add_argument("--train-steps", type=at_least(0), metavar="N", help=f"{INSPECT_STEPS}; "
                      "0 measures the untrained model")  # fmt: skip
     how.add_argument("--every", type=at_least(1), default=50, metavar="K", help="steps between "
@@ -220,7 +211,6 @@ def _inspect(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--reduce", action="store_true", help="train with primum.attach")
     how.add_argument("--radius", type=float, default=0.2, metavar="X", help="%(default)s")
     how.add_argument("--seed", type=at_least(0), default=0, metavar="N")
-    how.add_argument("--device", default="cpu", metavar="NAME", help="cpu, cuda, ... (cpu)")
     how.add_argument("--threads", type=at_least(1), metavar="N", help="of torch; its own default")
     parser.add_argument("-o", "--out", type=Path, default=Path("runs/inspect"), metavar="DIR",
                         help="folder for run.json and report.html (%(default)s)")  # fmt: skip

@@ -19,11 +19,13 @@ from tqdm import tqdm
 
 from primum.experiments import options
 from primum.experiments.arms import Arm
+from primum.experiments.checkpoints import load_checkpoint
+from primum.experiments.cli import INSPECT_SETTINGS
 from primum.experiments.files import write_text
 from primum.experiments.formatting import NOTE, arm_rows, summary_page, text_table
 from primum.experiments.images import load_data
 from primum.experiments.job import Place, make_record, torch_threads
-from primum.experiments.looks import Looks, load_checkpoint
+from primum.experiments.looks import Looks
 from primum.experiments.page import render
 from primum.experiments.plan import plan
 from primum.experiments.progress import Progress
@@ -188,10 +190,8 @@ def _measure(trainer: Trainer, looks: Looks, arguments: argparse.Namespace):  # 
 
 def inspect_settings(arguments: argparse.Namespace) -> RunSettings:
     """The run of `primum inspect`."""
-    same = ("model", "norm", "data", "train_size", "test_size", "augment", "optimizer", "lr",
-            "weight_decay", "schedule", "batch_size", "seed", "device")  # fmt: skip
     return RunSettings(
-        **{name: getattr(arguments, name) for name in same},
+        **{name: getattr(arguments, name) for name in (*INSPECT_SETTINGS, "seed")},
         steps=max(1, arguments.train_steps),
         observe_every=1,
         look=LookSettings(arguments.every, arguments.batches, arguments.radius),

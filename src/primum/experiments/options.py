@@ -24,10 +24,16 @@ def at_least(least: int) -> Any:
     return whole
 
 
-def add_settings(parser: argparse.ArgumentParser) -> None:
-    """One option per setting of a run. Several values make a grid, with all arms at each point."""
-    group = parser.add_argument_group("what to train; several values make a grid")
+def add_settings(parser: argparse.ArgumentParser, only: Sequence[str] = ()) -> None:
+    """One option per setting of a run, each with several values, which make a grid of runs.
+
+    `only` names some of the settings, which then have one value each.
+    """
+    several = "" if only else "; several values make a grid"
+    group = parser.add_argument_group(f"what to train{several}")
     for each in run_options():
+        if only and each.name not in only:
+            continue
         kind, about, choices = (each.metadata[name] for name in ("kind", "help", "choices"))
         option = "--" + each.name.replace("_", "-")
         if kind is bool:
@@ -37,7 +43,7 @@ def add_settings(parser: argparse.ArgumentParser) -> None:
             continue
         group.add_argument(
             option,
-            nargs="+",
+            nargs=None if only else "+",
             type=kind,
             choices=choices,
             default=each.default,

@@ -6,131 +6,26 @@ hand.
 
 from __future__ import annotations
 
-import gzip
-import json
-import math
 import re
-from collections.abc import Callable, Sequence
-from functools import cached_property
+from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from primum.experiments.cli import PAPER
 from primum.experiments.files import write_text
 from primum.experiments.formatting import markdown_table, show, show_mean, with_p
-from primum.experiments.judge import Outcome
-from primum.experiments.reproduce import EXPERIMENTS, findings_of
-from primum.experiments.runs import RunRecord
-from primum.experiments.schedules import scaled_lr
-from primum.experiments.settings import OPTIMIZERS, RATES
+from primum.experiments.results_plots import results_plots
+from primum.experiments.settings import OPTIMIZERS
 from primum.experiments.statistics import Difference, family, interval
-from primum.experiments.store import Store
 from primum.experiments.studies import STUDIES
-from primum.experiments.tables import Group, group_runs
+from primum.experiments.study_results import MAIN, Results, in_words, named
+from primum.experiments.tables import Group
+from primum.experiments.tutorial_page import MAKERS as TUTORIAL
+from primum.experiments.tutorial_page import tutorial_plots
 
-DATA = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
-MAIN = ("primum", "primum@radius=0.4", "paper")
-NAMES = {  # on the page; others keep theirs
-    "primum@radius=0.1": "primum, radius 0.1",
-    "primum@radius=0.4": "primum, radius 0.4",
-    "primum@radius=0.8": "primum, radius 0.8",
-    "primum@radius=0.4,radius_schedule=grow-linear": "radius 0 to 0.4",
-    "primum@radius=0.4,radius_schedule=fade-linear": "radius 0.4 to 0",
-    "upgrad@upgrad_scale=mean-1": "upgrad, mean 1",
-}
 RADII = {"base": "0", "primum@radius=0.1": "0.1", "primum": "0.2", "primum@radius=0.4": "0.4",
          "primum@radius=0.8": "0.8"}  # fmt: skip
 MARK = re.compile(r"(<!-- table ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
-Values = tuple[list[float], list[float]]
-
-
-def named(arm: str) -> str:
-    """An arm's name on the page."""
-    return NAMES.get(arm, arm)
-
-
-class Results:
-    """Finished runs of all studies."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        store = Store(folder)
-        self.runs = {name: study.found(store) for name, study in STUDIES.items()}
-
-    def groups(self, study: str) -> list[Group]:
-        """Runs of a study by settings."""
-        return group_runs(self.runs[study])
-
-    @cached_property
-    def settings(self) -> list[Group]:
-        """All settings at their default learning rate, each once, with all arms and seeds."""
-        every = {
-            run.arm_settings["key"]: run
-            for name, runs in self.runs.items()
-            for run in runs
-            if not name.startswith("rates") and name != "tutorial"
-        }
-        return group_runs(list(every.values()))
-
-    @cached_property
-    def overview(self) -> list[tuple[str, Group, dict[str, Difference]]]:
-        """Every setting with its differences from base; each recipe's column is a family."""
-        groups = [group for group in self.settings if group.pair("primum", "base", "accuracy")]
-        tests: dict[tuple[str, int], Difference] = {}
-        for arm in MAIN:
-            pairs = {
-                (arm, n): group.pair(arm, "base", "accuracy") for n, group in enumerate(groups)
-            }
-            tests |= family({key: pair for key, pair in pairs.items() if pair is not None})
-        return [
-            (
-                in_words(group.settings),
-                group,
-                {arm: tests[arm, n] for arm in MAIN if (arm, n) in tests},
-            )
-            for n, group in enumerate(groups)
-        ]
-
-    @cached_property
-    def outcomes(self) -> list[Outcome]:
-        """The paper's claims at scale small, judged from the stored runs and measurements."""
-        folder = self.folder / "reproduce" / "small"
-        stored = json.loads(gzip.decompress((folder / "measurements.json.gz").read_bytes()))
-        found = Store(folder).tables
-        return [
-            Outcome(
-                name=name,
-                title=EXPERIMENTS[name].title,
-                scale="small",
-                findings=tuple(
-                    findings_of(name, "small", range(1), found, stored[name]["scripts"])
-                ),
-                command=stored[name]["command"],
-                environment=stored[name]["environment"],
-                notes=(EXPERIMENTS[name].small,),
-            )
-            for name in PAPER
-            if name in stored
-        ]
-
-
-def in_words(settings: dict[str, Any]) -> str:
-    """Settings in a few words."""
-    words = [
-        settings["model"],
-        DATA[settings["data"]],
-        OPTIMIZERS[settings["optimizer"]],
-        f"B {settings['batch_size']}",
-        f"{settings['train_size'] // 1000}k images",
-        f"{settings['epochs']} epochs",
-    ]
-    usual = scaled_lr(RATES[settings["optimizer"]], settings["batch_size"])
-    if not math.isclose(settings["lr"], usual):
-        words.append(f"lr {settings['lr']:g}")
-    if settings["label_noise"]:
-        words.append(f"{settings['label_noise']:.0%} wrong labels")
-    return ", ".join(words)
 
 
 def overview(results: Results) -> str:
@@ -339,13 +234,13 @@ PLOTS = {
 }
 
 
-def filled(text: str, results: Results, makers: dict[str, Callable[[Results], str]]) -> str:
+def filled(text: str, results: Results) -> str:
     """A page with the tables of the results."""
 
     def fill(match: re.Match[str]) -> str:
         name = match[2]
         there = name not in STUDIES or results.runs[name]
-        made = makers[name](results) if there else "Not run yet."
+        made = (MAKERS | TUTORIAL)[name](results) if there else "Not run yet."
         if there and name in PLOTS:
             made += f"\n\n![{PLOTS[name]}](images/results-{name}.png)"
         return f"{match[1]}\n{made}\n\n{match[3]}"
@@ -355,14 +250,10 @@ def filled(text: str, results: Results, makers: dict[str, Callable[[Results], st
 
 def make_pages(folder: Path, docs: Path, *, check: bool = False) -> int:
     """Write tables and plots of the docs; with `check`, only say whether a table would change."""
-    from primum.experiments.results_plots import results_plots
-    from primum.experiments.tutorial_page import MAKERS as TUTORIAL
-    from primum.experiments.tutorial_page import tutorial_plots
-
     results = Results(folder)
     pages = [docs / f"{name}.md" for name in ("results", "claims", "tutorial")]
     before = [page.read_text(encoding="utf-8") for page in pages]
-    after = [filled(text, results, MAKERS | TUTORIAL) for text in before]
+    after = [filled(text, results) for text in before]
     if check:
         changed = [page.name for page, a, b in zip(pages, before, after, strict=True) if a != b]
         if changed:
@@ -377,8 +268,3 @@ def make_pages(folder: Path, docs: Path, *, check: bool = False) -> int:
         figure.savefig(path, dpi=130, facecolor="white", metadata={"Software": None})
         print(f"wrote {path.name}")
     return 0
-
-
-def records_of(group: Group, arms: Sequence[str]) -> dict[str, list[RunRecord]]:
-    """Runs of some arms by their name on the page."""
-    return {named(arm): group.arms[arm] for arm in arms if arm in group.arms}

@@ -8,8 +8,8 @@ from matplotlib.lines import Line2D
 
 from primum.diagnostics.figures.style import canvas, looks, styled
 from primum.experiments.plots import curves
-from primum.experiments.results_page import Results, named, records_of
 from primum.experiments.settings import OPTIMIZERS
+from primum.experiments.study_results import Results, named
 from primum.experiments.tables import Group
 
 MAIN = ["base", "paper", "primum", "primum@radius=0.4"]
@@ -23,13 +23,14 @@ def results_plots(results: Results) -> dict[str, Figure]:
             drawn[f"results-rates-{optimizer}"] = rates(results.groups(f"rates-{optimizer}"), title)
         if results.runs.get(f"controls-{optimizer}"):
             (group,) = results.groups(f"controls-{optimizer}")
+            arms = {named(arm): group.arms[arm] for arm in MAIN if arm in group.arms}
             drawn[f"results-controls-{optimizer}"] = curves(
-                records_of(group, MAIN), "test_accuracy", by="seconds", title=title
+                arms, "test_accuracy", by="seconds", title=title
             )
         if results.runs.get(f"long-{optimizer}"):
             (group,) = results.groups(f"long-{optimizer}")
             drawn[f"results-long-{optimizer}"] = curves(
-                records_of(group, list(group.arms)), "test_accuracy", title=title
+                {named(a): runs for a, runs in group.arms.items()}, "test_accuracy", title=title
             )
     return drawn
 

@@ -12,10 +12,10 @@ from matplotlib.figure import Figure
 from primum.diagnostics import figures
 from primum.experiments.formatting import markdown_table, show
 from primum.experiments.plots import curves, protected_samples
-from primum.experiments.results_page import Results
 from primum.experiments.runs import RunRecord
 from primum.experiments.settings import OPTIMIZERS
 from primum.experiments.statistics import interval
+from primum.experiments.study_results import Results
 
 WEIGHTINGS = ("head", "paper", "network", "permuted", "uniform")
 ARMS = {"base": "base", "primum": "head", "network": "network"}

@@ -25,7 +25,7 @@ def headline(group: Group) -> str:
     if not any(pairs):
         return "There are no test metrics of common seeds, so there is nothing to compare."
     if all(pair is None or len(pair[0]) < 2 for pair in pairs):
-        return "One seed gives no interval, so nothing can be said about a difference from base."
+        return "One seed gives no interval, so a difference from base cannot be judged."
     tests = {metric: group.against_base(metric).get(focus) for metric in SHOWN}
     known = {metric: test for metric, test in tests.items() if test is not None}
     if not any(test.seen for test in known.values()):

@@ -26,7 +26,7 @@ class Augmentation:
 
     Args:
         resized: random resized crop, of 8% to 100% of the area.
-        padding: random crop out of the image with so many zeros on each side.
+        padding: zeros added on each side before a random crop.
         flip: left and right swapped for half of the images.
         policy: colour and shape: RandAugment, or AutoAugment's policy for CIFAR-10.
         operations: number of operations of RandAugment.

@@ -35,7 +35,7 @@ def cached(folder: str | None, name: str, origin: str, make: Callable[[], Any]) 
     if path.exists():
         try:
             return torch.load(path, weights_only=True, mmap=True)
-        except Exception:  # a damaged file says so in many ways; it is only a cache
+        except Exception:  # a damaged file fails in many ways; it is only a cache
             path.unlink(missing_ok=True)
     result = make()
     _write(result, path)

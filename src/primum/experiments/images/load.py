@@ -23,7 +23,7 @@ IMAGENET_STD: tuple[float, ...] = (0.229, 0.224, 0.225)
 class Split:
     """Images uint8 [N, 3, H, W], lazy, or float and used as they are; labels [N]; their origin.
 
-    `labels` are those to train on; `clean_labels` those of the source; `flipped` [N] says where
+    `labels` are those to train on; `clean_labels` those of the source; `flipped` [N] marks where
     they differ. `rows` [N] are row numbers in the source; a sample's id is its place in here.
     """
 
@@ -107,7 +107,7 @@ def _raw(settings: DataSettings) -> Raw:
     return train_images, train_labels, test_images, test_labels, names
 
 
-@lru_cache(maxsize=4)  # nobody writes into these tensors
+@lru_cache(maxsize=4)  # these tensors are never written to
 def _decoded(
     settings: DataSettings, split: str, origin: str
 ) -> tuple[Tensor, Tensor, tuple[str, ...] | None]:

@@ -19,7 +19,7 @@ GREY, DEVIATION = 128, 32  # a standardised pixel of 0, and of 1 more, as a byte
 Parts = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
-@cache  # nobody writes into these tensors
+@cache  # these tensors are never written to
 def noisy_digits(train_size: int = 512, noise: float = 0.5) -> Parts:
     """Handwritten digits (scikit-learn's 1,797 of 8 x 8 pixels) with Gaussian noise.
 

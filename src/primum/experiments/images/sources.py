@@ -63,7 +63,7 @@ class DataSettings:
         label_column: the column of class numbers, if not the usual one (`coarse_label`, say).
         train_size: number of training images; None is all (512 for digits and generated).
         test_size: number of test images; None is all (256 for generated).
-        balanced: of these numbers, as many from each class, instead of the first ones.
+        balanced: choose these evenly from all classes, instead of the first ones.
         label_noise: share of training labels replaced by another class, drawn uniformly.
         noise_seed: which labels are replaced, and by what.
         image_size: side of generated images (default 32) or of crops of a lazy source (224).
