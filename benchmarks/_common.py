@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 import primum
-from primum.experiments.runs import write_whole as write_text
+from primum.experiments.files import write_text
 
 RESULTS = Path(__file__).resolve().parent / "results"
 

@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from primum.experiments.figures import COLOURS, DASHES
+from primum.diagnostics.figures.style import NAMED
+
+ARMS = ("base", "primum", "permuted", "lr-matched")
 
 
 def main() -> None:
@@ -19,11 +21,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("docs/images/demo.png"))
     arguments = parser.parse_args()
     results = json.loads(arguments.results.read_text())
-    runs = [r for r in results["runs"] if r["settings"]["recipe"]["name"] == "cnn-sgd"]
+    runs = [r for r in results["runs"] if r["settings"]["model"] == "digits-cnn"]
     figure = Figure(figsize=(9.5, 3.4), layout="constrained", dpi=150)
     left, right = figure.subplots(1, 2)
     _losses(left, runs)
-    _batch(right, next(r for r in runs if r["settings"]["arm"] == "primum"))
+    _batch(right, next(r for r in runs if r["arm"] == "primum"))
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
         axes.legend(frameon=False)
@@ -33,10 +35,10 @@ def main() -> None:
 
 
 def _losses(axes: Any, runs: list[dict[str, Any]]) -> None:
-    for arm, colour in COLOURS.items():
-        curves = np.array([r["test_loss"] for r in runs if r["settings"]["arm"] == arm])
+    for arm in ARMS:
+        curves = np.array([r["curves"]["test_loss"] for r in runs if r["arm"] == arm])
         epochs = np.arange(1, curves.shape[1] + 1)
-        axes.plot(epochs, curves.mean(0), DASHES[arm], color=colour, label=arm)
+        axes.plot(epochs, curves.mean(0), NAMED[arm].dashes, color=NAMED[arm].colour, label=arm)
     title = f"CNN, SGD: mean of {len(curves)} seeds"
     axes.set(xlabel="epoch", ylabel="test loss", title=title)
 
@@ -47,12 +49,14 @@ def _batch(axes: Any, run: dict[str, Any]) -> None:
     samples = np.arange(1, len(order) + 1)
     axes.axhline(0, color="black", linewidth=0.8)
     axes.vlines(samples, before[order], after[order], color="black", linewidth=0.8, alpha=0.3)
-    axes.plot(samples, before[order], "o", color=COLOURS["base"], markersize=4, label="plain step")
+    axes.plot(
+        samples, before[order], "o", color=NAMED["base"].colour, markersize=4, label="plain step"
+    )
     axes.plot(
         samples,
         after[order],
         "D",
-        color=COLOURS["primum"],
+        color=NAMED["primum"].colour,
         markersize=3,
         label="with extra weights",
     )

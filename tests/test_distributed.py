@@ -296,7 +296,7 @@ class TestCosts:
     def test_traffic(self) -> None:
         gather, total = traffic(100, 3, 7, 5, ranks=4, products=10, itemsize=2)
         assert gather == 75 * 3 * 12 * 2
-        assert total == 10 * 2 * 0.75 * 35 * 4
+        assert total == (10 + 1) * 2 * 0.75 * 35 * 4  # the gradient, and the products
 
     def test_what_auto_can_afford(self) -> None:
         """The cheaper way in bytes, if the other sends too much; neither, if both do."""

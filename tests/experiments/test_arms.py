@@ -1,96 +1,60 @@
-"""What makes a control a control."""
+"""Arms by name, and the settings they accept."""
 
 from __future__ import annotations
 
 import pytest
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
 
-import primum
-from primum.experiments.arms import ARMS, TIMED, Step, deal
-from primum.experiments.recipes import RECIPES, Recipe, build_model, build_optimizer
-
-BOTH = pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+from primum.experiments.arms import ARMS, Arm
+from primum.experiments.errors import UserError
 
 
-def _setup(recipe: Recipe, make: str, timed: bool = False) -> tuple[nn.Module, Step]:
-    model = build_model(recipe, 0)
-    optimizer = build_optimizer(recipe, model, recipe.lr)
-    makers = TIMED if timed else ARMS
-    return model, makers[make](model, optimizer, recipe.radius, 0)
+def test_every_arm_is_described_and_can_be_made() -> None:
+    assert all(info.about for info in ARMS.values())
+    for name in ARMS:
+        assert Arm(name).label == name
+        assert Arm.parse(name) == Arm(name)
 
 
-def _batches(count: int) -> list[tuple[Tensor, Tensor]]:
-    generator = torch.Generator().manual_seed(0)
-    return [
-        (
-            torch.randn(32, 1, 8, 8, generator=generator),
-            torch.randint(10, (32,), generator=generator),
-        )
-        for _ in range(count)
-    ]
+def test_settings_are_read_and_told() -> None:
+    arm = Arm.parse("primum@radius=0.4,max-iters=50,radius_schedule=fade-cosine")
+    assert arm == Arm("primum", radius=0.4, max_iters=50, radius_schedule="fade-cosine")
+    assert arm.label == "primum@radius=0.4,max_iters=50,radius_schedule=fade-cosine"
+    assert Arm.parse(arm.label) == arm
 
 
-def test_dealing_keeps_the_weights_and_changes_their_owners() -> None:
-    weights = torch.rand(64)
-    dealt = deal(weights, torch.Generator().manual_seed(0))
-    assert torch.equal(dealt.sort().values, weights.sort().values)
-    assert not torch.equal(dealt, weights)
+def test_common_settings_reach_only_arms_that_accept_them() -> None:
+    given = {"radius": 0.4, "focal_gamma": 1.0}
+    assert Arm.parse("base", given) == Arm("base")
+    assert Arm.parse("focal", given) == Arm("focal", focal_gamma=1.0)
+    assert Arm.parse("permuted@radius=0.1", given) == Arm("permuted", radius=0.1)
 
 
-@BOTH
-def test_base_is_plain_training_bit_for_bit(recipe: Recipe) -> None:
-    watched, watched_step = _setup(recipe, "base")
-    plain, plain_step = _setup(recipe, "base", timed=True)
-    for images, labels in _batches(5):
-        loss, report = watched_step(images, labels)
-        assert torch.equal(loss, plain_step(images, labels)[0])
-        assert report is not None
-    for one, other in zip(watched.parameters(), plain.parameters(), strict=True):
-        assert torch.equal(one, other)
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("nothing", r"unknown arm 'nothing'; choose from base, paper, primum"),
+        ("primum@radius", r"cannot read 'radius'"),
+        ("primum@colour=3", r"cannot read 'colour=3'"),
+        ("primum@radius=big", r"radius in 'primum@radius=big'"),
+        ("primum@radius=-1", r"radius must be >= 0 and finite, got -1.0"),
+        ("primum@radius=inf", r"radius must be >= 0 and finite"),
+        ("primum@max_extra_weight=0", r"max_extra_weight must be > 0"),
+        ("primum@max_iters=0", r"max_iters must be >= 1 and finite, got 0"),
+        ("primum@radius_schedule=up", r"radius_schedule must be one of constant, grow-linear"),
+        ("focal@focal_gamma=-1", r"focal_gamma must be >= 0 and finite"),
+        ("time-matched@time_factor=0.5", r"time_factor must be between 1 and 100"),
+        ("base@radius=0.4", r"arm base does not accept radius; it has no settings"),
+        ("paper@max_iters=5", r"arm paper does not accept max_iters"),
+    ],
+)
+def test_errors_name_the_value(text: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Arm.parse(text)
 
 
-@BOTH
-def test_permuted_trains_on_the_weights_in_another_order(recipe: Recipe) -> None:
-    model, step = _setup(recipe, "permuted")
-    twin = build_model(recipe, 0)
-    optimizer = build_optimizer(recipe, twin, recipe.lr)
-    generator = torch.Generator().manual_seed(0)
-    total = 0.0
-    for images, labels in _batches(4):
-        loss, report = step(images, labels)
-        assert report is not None
-        total += float(report.extra_weights.sum())
-        optimizer.zero_grad()
-        losses = F.cross_entropy(twin(images), labels, reduction="none")
-        ((1 + deal(report.extra_weights, generator)) * losses).mean().backward()
-        optimizer.step()
-        assert loss == losses.mean()
-    assert total > 0
-    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
-        assert torch.equal(one, other)
-
-
-@BOTH
-def test_primum_differs_from_base_and_reduces_harm(recipe: Recipe) -> None:
-    reduced, reduced_step = _setup(recipe, "primum")
-    plain, plain_step = _setup(recipe, "base")
-    before = after = 0.0
-    for images, labels in _batches(5):
-        _, report = reduced_step(images, labels)
-        plain_step(images, labels)
-        assert report is not None
-        before += float(report.harm_before)
-        after += float(report.harm_after)
-    assert after < before
-    assert not torch.equal(reduced.get_parameter("head.weight"), plain.get_parameter("head.weight"))
-
-
-def test_the_head_is_found_without_being_told() -> None:
-    recipe = RECIPES["transformer-adamw"]
-    model = build_model(recipe, 0)
-    optimizer = build_optimizer(recipe, model, recipe.lr)
-    primum.attach(model, optimizer)
-    with pytest.raises(ValueError):  # attaching twice to the same head is an error
-        primum.attach(model, optimizer, head="head")
+def test_matched_arms_wait_for_primum_with_the_same_settings() -> None:
+    matched = Arm.parse("lr-matched@radius=0.4,lr_match=epoch")
+    assert matched.needs == (Arm("primum", radius=0.4),)
+    assert Arm("time-matched").needs == (Arm("base"), Arm("primum"))
+    assert Arm("time-matched", time_factor=1.5).needs == ()
+    assert Arm("permuted").needs == ()

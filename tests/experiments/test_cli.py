@@ -2,98 +2,75 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
+from time import perf_counter
 
 import pytest
 
 import primum
-from primum.experiments import demo
-from primum.experiments.arms import ARMS
+import primum_cli
+from primum.experiments import cli
 from primum.experiments.cli import main
 
 
-def test_quick_demo_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "nested" / "demo"
-    assert main(["demo", "--quick", "--out", str(out)]) == 0
-    printed = capsys.readouterr().out
-    assert str(out / "report.html") in printed
-    assert (out / "report.html").read_text(encoding="utf-8").count("<svg") == 10
-    runs = json.loads((out / "results.json").read_text(encoding="utf-8"))["runs"]
-    assert len(runs) == 2 * 2 * len(ARMS)
-    assert all(arm in printed for arm in ARMS)
-
-    by_arm = {
-        (run["settings"]["recipe"]["name"], run["settings"]["seed"], run["settings"]["arm"]): run
-        for run in runs
-    }
-    for (recipe, seed, arm), run in by_arm.items():
-        weights = by_arm[recipe, seed, "primum"]["extra_weight"]
-        expected = 1 + sum(weights) / len(weights) if arm == "lr-matched" else 1.0
-        assert run["settings"]["lr_factor"] == pytest.approx(expected, rel=1e-12)
-        assert run["fallbacks"] == 0
+def test_help_and_version_do_not_import_torch() -> None:
+    """Half a second for `primum --help`: the interpreter and argparse, nothing else."""
+    code = "import sys, primum_cli\ntry:\n    primum_cli.main(['--help'])\nfinally:\n    print('torch' in sys.modules)"  # noqa: E501
+    start = perf_counter()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert perf_counter() - start < 5  # on a busy machine
+    assert done.stdout.splitlines()[-1] == "False"
+    assert all(name in done.stdout for name in primum_cli.COMMANDS)
 
 
-def test_base_is_always_run(tmp_path: Path) -> None:
-    assert main(["demo", "--quick", "--arms", "primum", "--out", str(tmp_path)]) == 0
-    content = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
-    assert {run["settings"]["arm"] for run in content["runs"]} == {"base", "primum"}
-    assert content["command"].endswith("--arms base primum")
-
-
+@pytest.mark.parametrize("entry", [primum_cli.main, main])
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("words", "code", "message"),
     [
-        (["demo", "--seeds", "0"], "got 0"),
-        (["demo", "--arms", "best"], "invalid choice: 'best'"),
-        (["demo", "--arms", "base", "lr-matched"], "add primum to --arms"),
-        ([], "command"),
+        (["--version"], 0, primum.__version__),
+        (["demo", "--help"], 0, "--quick"),
+        (["compare", "--help"], 0, "primum@radius=0.4"),
+        (["reproduce", "--help"], 0, "ablation-radius"),
+        (["inspect", "--help"], 0, "--checkpoint"),
+        (["report", "--help"], 0, "RUN"),
+        (["demo", "--seeds", "0"], 2, "must be a whole number from 1 up, got 0"),
+        (["demo", "--arms", "best"], 2, "invalid choice: 'best'"),
+        (["demo", "--arms", "base", "lr-matched"], 2, "add primum"),
+        (["compare", "--workers", "0"], 2, "must be a whole number from 1 up, got 0"),
+        (["reproduce", "table9"], 2, "table1"),
+        (["reproduce"], 2, "choose one of table1"),
+        (["inspect", "--checkpoint", "a.pt", "--train-steps", "3"], 2, "give one"),
+        (["cook"], 2, "invalid choice: 'cook'"),
     ],
 )
-def test_bad_arguments_name_the_way_out(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as exit_:
-        main(arguments)
-    assert exit_.value.code == 2
-    assert message in capsys.readouterr().err
+def test_help_and_bad_arguments(
+    entry, words: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(SystemExit) as stopped:
+        entry(words)
+    assert stopped.value.code == code
+    printed = capsys.readouterr()
+    assert message in printed.out + printed.err
 
 
-def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments, words in (
-        (["--version"], primum.__version__),
-        (["demo", "--help"], "--quick"),
-        (["inspect", "--help"], "--checkpoint"),
-        (["report", "--help"], "RUN"),
-    ):
-        with pytest.raises(SystemExit) as exit_:
-            main(arguments)
-        assert exit_.value.code == 0
-        assert words in capsys.readouterr().out
-
-
-def test_ctrl_c_leaves_a_message(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def interrupted(settings: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(demo, "train", interrupted)
-    assert main(["demo", "--quick", "--out", str(tmp_path)]) == 130
-    assert "Stopped" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_package_that_is_missing_is_named(
+def test_a_missing_package_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     assert main(["inspect", "--data", "cifar10", "--out", str(tmp_path)]) == 1
-    said = "primum: the package datasets is missing; pip install 'primum[experiments]'\n"
+    said = "primum inspect: the package datasets is missing; pip install 'primum[experiments]'\n"
     assert capsys.readouterr().err == said
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_module_that_is_not_optional_is_a_bug() -> None:
+    def broken() -> int:
+        raise ModuleNotFoundError("No module named 'x'", name="x")
+
+    with pytest.raises(ModuleNotFoundError):
+        cli.guarded("primum", broken)
 
 
 def test_the_core_does_not_need_the_experiments() -> None:

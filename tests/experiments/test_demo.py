@@ -1,42 +1,103 @@
-"""All runs of a demo: the order, the factor and the number of processes."""
+"""The demo: a grid of ordinary runs, the same numbers as ever, resumed like any sweep."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
+import torch.nn.functional as F
 
-from primum.experiments.arms import ARMS
-from primum.experiments.demo import run_demo
-from primum.experiments.recipes import Recipe
-from primum.experiments.results import Results
-
-
-def _demo(recipe: Recipe, threads: int) -> Results:
-    return run_demo([recipe], list(ARMS), [0, 1], threads=threads, turns=1, command="primum demo")
-
-
-def test_number_of_processes_changes_no_result(tiny: Recipe) -> None:
-    alone, shared = _demo(tiny, threads=1), _demo(tiny, threads=2)
-    assert alone.runs == shared.runs
+from experiments.conftest import numbers
+from primum.experiments import sweep
+from primum.experiments.cli import DEMO_ARMS, main
+from primum.experiments.demo import CNN, points
+from primum.experiments.images.made import noisy_digits
+from primum.experiments.models import GroupNormCNN
+from primum.experiments.runs import read_runs
 
 
-def test_order_and_learning_rate_factor(tiny: Recipe) -> None:
-    results = _demo(tiny, threads=1)
-    assert list(results.arms(tiny.name)) == list(ARMS)
-    arms = results.arms(tiny.name)
-    for matched, reduced in zip(arms["lr-matched"], arms["primum"], strict=True):
-        assert matched.settings.seed == reduced.settings.seed
-        assert matched.settings.lr_factor == reduced.mean_weight > 1
-    assert {run.settings.lr_factor for run in arms["base"] + arms["permuted"]} == {1.0}
-    assert len(results.times) == 2 * len(ARMS)
+def test_base_is_the_loop_everybody_writes() -> None:
+    """Initialisation, order and schedule of the demo's first version, written out."""
+    from primum.experiments.images import load_data
+    from primum.experiments.trainer import Trainer
+
+    settings = points(epochs=2)[0]
+    trainer = Trainer(settings, load_data(settings.data_settings()))
+    while not trainer.finished:
+        trainer.step()
+    images, labels, *_ = noisy_digits(512)
+    torch.manual_seed(0)
+    model = GroupNormCNN()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=2e-3)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 16)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(2):
+        for rows in torch.randperm(512, generator=generator).view(-1, 64):
+            optimizer.zero_grad()
+            F.cross_entropy(model(images[rows]), labels[rows]).backward()
+            optimizer.step()
+            schedule.step()
+    for own, plain in zip(trainer.model.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(own, plain, rtol=1e-4, atol=1e-6)  # two forms of one cosine
 
 
-def test_torchs_threads_are_given_back(tiny: Recipe) -> None:
-    torch.set_num_threads(2)
-    _demo(tiny, threads=1)
-    assert torch.get_num_threads() == 2
+def test_warm_up_is_a_tenth_of_the_steps() -> None:
+    cnn, transformer = points(epochs=15)
+    assert (cnn.warmup, transformer.warmup) == (0.0, 1.5)
+    assert cnn == CNN
 
 
-def test_a_failing_run_is_not_hidden(tiny: Recipe) -> None:
-    with pytest.raises(KeyError):
-        run_demo([tiny], ["base", "unknown"], [0], threads=2, turns=1, command="")
+def test_quick_from_end_to_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "nested" / "demo"
+    words = ["demo", "--quick", "--out", str(out)]
+    real = sweep.train_run
+
+    def pressed(run, *rest):  # type: ignore[no-untyped-def]
+        if run.seed == 1:
+            raise KeyboardInterrupt
+        return real(run, *rest)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(sweep, "train_run", pressed)
+        assert main(words) == 130
+    assert "Finished runs are kept" in capsys.readouterr().err
+    assert main(words) == 0
+    printed = capsys.readouterr()
+    assert "8 run(s) already finished" in printed.err
+    assert str(out / "report.html") in printed.out
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert page.count("Two arms are said to differ") == 1  # one rule
+    runs = read_runs([out / "results.json"])
+    assert len(runs) == 2 * 2 * len(DEMO_ARMS)
+    assert {run.name for run in runs} == {"Group-norm CNN, SGD with momentum", "Transformer, AdamW"}
+    assert all(arm in printed.out for arm in DEMO_ARMS)
+    by_arm = {(run.name, run.seed, run.arm): run for run in runs}
+    for (name, seed, arm), run in by_arm.items():
+        assert run.final["fallbacks"] == 0
+        if arm == "lr-matched":
+            extra = by_arm[name, seed, "primum"].steps["mean_extra_weight"]
+            expected = 1 + sum(extra) / len(extra)
+            assert run.arm_settings["lr_factors"] == [pytest.approx(expected, rel=1e-12)]
+    assert (json.loads((out / "results.json").read_text()))[
+        "command"
+    ] == "primum demo --quick --out demo"
+
+
+def test_two_ranks_give_the_numbers_of_one(tmp_path: Path) -> None:
+    words = ["demo", "--quick", "--arms", "base", "primum", "--out"]
+    assert main([*words, str(tmp_path / "one")]) == 0
+    assert main([*words, str(tmp_path / "two"), "--ranks", "2"]) == 0
+    one, two = (
+        {(r.name, r.arm, r.seed): r for r in read_runs([tmp_path / name / "runs"])}
+        for name in ("one", "two")
+    )
+    assert one.keys() == two.keys()
+    for key, run in one.items():
+        assert two[key].environment["ranks"] == "2"
+        # Sums over ranks are made in another order.
+        losses = (numbers(each)["curves"]["train_loss"] for each in (two[key], run))
+        assert next(losses) == pytest.approx(next(losses), rel=1e-3)

@@ -8,14 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from primum.experiments.errors import UserError
+from primum.experiments.files import write_text
 from primum.experiments.runs import (
     FORMAT,
-    RunError,
     RunRecord,
+    read_runs,
+    read_table,
     run_from,
     without_nan,
     write_run,
-    write_whole,
+    write_table,
 )
 
 RUN = RunRecord("name", "primum", 3, steps={"step": [0, 1], "gap": [0.5, 0.1]})
@@ -59,7 +62,7 @@ def test_without_nan_keeps_the_rest() -> None:
     ],
 )
 def test_what_is_no_run_is_told_with_a_reason(content: object, message: str) -> None:
-    with pytest.raises(RunError, match=message):
+    with pytest.raises(UserError, match=message):
         run_from(content)
 
 
@@ -67,6 +70,61 @@ def test_a_failed_write_leaves_the_old_file_and_no_draft(tmp_path: Path) -> None
     path = tmp_path / "file"
     path.write_text("old")
     with pytest.raises(UnicodeEncodeError):
-        write_whole(path, "\ud800")  # cannot be encoded
+        write_text(path, "\ud800")  # cannot be encoded
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_tables_hold_the_same_runs_in_the_same_bytes(tmp_path: Path) -> None:
+    runs = [RUN, RunRecord("n", "a", 0, final={"test_loss": 0.1 + 0.2})]
+    for name in ("a.jsonl.gz", "b.jsonl.gz"):
+        write_table(tmp_path / name, runs)
+    assert read_table(tmp_path / "a.jsonl.gz") == runs
+    assert (tmp_path / "a.jsonl.gz").read_bytes() == (tmp_path / "b.jsonl.gz").read_bytes()
+    assert read_runs([tmp_path]) == runs  # the same run in two tables counts once
+    (tmp_path / "a.jsonl.gz").write_bytes(b"half a fi")
+    with pytest.raises(UserError, match=r"a\.jsonl\.gz cannot be read as a table of runs"):
+        read_runs([tmp_path])
+
+
+def test_files_and_folders(tmp_path: Path) -> None:
+    runs = [RunRecord("n", "base", seed) for seed in range(3)]
+    write_run(runs[0], tmp_path / "one.json")
+    write_run(runs[1], tmp_path / "folder" / "b.json")
+    demo = {"runs": [runs[2].as_dict()]}
+    (tmp_path / "folder" / "results.json").write_text(json.dumps(demo))
+    (tmp_path / "folder" / "other.json").write_text('{"not": "ours"}')
+    found = read_runs([tmp_path / "one.json", tmp_path / "folder", tmp_path / "one.json"])
+    assert sorted(run.seed for run in found) == [0, 1, 2]
+    assert len(read_runs([tmp_path, tmp_path / "one.json"])) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "cannot be read as JSON"),
+        ("[1]", "JSON object"),
+        ('{"format": "x"}', "primum-run-1"),
+        ('{"runs": [{}], "step_times": []}', "older primum demo; run primum demo again"),
+    ],
+)
+def test_errors_name_the_file(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "bad.json"
+    path.write_text(text)
+    with pytest.raises(UserError, match=message) as caught:
+        read_runs([path])
+    assert "bad.json" in str(caught.value)
+
+
+def test_nothing_there(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="does not exist"):
+        read_runs([tmp_path / "nowhere"])
+    with pytest.raises(UserError, match="no runs in"):
+        read_runs([tmp_path])
+
+
+def test_two_different_runs_of_the_same_settings_are_refused(tmp_path: Path) -> None:
+    for name, seconds in (("a.json", 1.0), ("b.json", 2.0)):
+        write_run(RunRecord("n", "base", 0, seconds=seconds), tmp_path / name)
+    with pytest.raises(UserError, match=r"b\.json and .*a\.json both have n, arm base, seed 0"):
+        read_runs([tmp_path])

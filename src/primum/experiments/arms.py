@@ -1,98 +1,205 @@
-"""The arms of the comparison: each is one way to take a step, and nothing else differs.
+"""Arms: the training methods that are compared, by name, each with the settings it accepts.
 
-base        the plain loop, watched by `primum.observe`, which leaves every gradient as it is
-primum      the plain loop after `primum.attach`
-permuted    control: primum's extra weights, dealt out at random within the batch; if only the
-            amount of extra weight mattered, and not who gets it, this would do as well
-lr-matched  control: base with its learning rate raised by the mean weight that primum gave in the
-            run with the same seed; if primum were only a larger step, this would do as well
+Controls test whether a gain could have another cause than which samples get the weight.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, NamedTuple, get_args
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from primum.experiments.errors import UserError
 
-import primum
-from primum import StepReport
-
-# Images [B, 1, 8, 8], labels [B] -> the plain mean loss and, if watched, what the step did.
-Step = Callable[[Tensor, Tensor], "tuple[Tensor, StepReport | None]"]
-# Makes a step from a model, its optimizer, the trust-region radius and a seed.
-MakeStep = Callable[[nn.Module, torch.optim.Optimizer, float, int], Step]
+RadiusSchedule = Literal["constant", "grow-linear", "grow-cosine", "fade-linear", "fade-cosine"]
+_SOLVED = ("radius", "max_extra_weight", "max_iters", "radius_schedule")
 
 
-def plain(model: nn.Module, optimizer: torch.optim.Optimizer, radius: float, seed: int) -> Step:
-    """The step everybody writes. Only the timing runs it: it says nothing about harm."""
+class ArmInfo(NamedTuple):
+    """One line of help, the settings the arm accepts, and a phrase for a verdict about it."""
 
-    def step(images: Tensor, labels: Tensor) -> tuple[Tensor, None]:
-        return _plain_step(model, optimizer, images, labels), None
-
-    return step
-
-
-def observed(model: nn.Module, optimizer: torch.optim.Optimizer, radius: float, seed: int) -> Step:
-    """The plain step, with the harm it does measured on the way."""
-    watcher = primum.observe(model, optimizer, radius=radius)
-
-    def step(images: Tensor, labels: Tensor) -> tuple[Tensor, StepReport | None]:
-        return _plain_step(model, optimizer, images, labels), watcher.last
-
-    return step
+    about: str
+    accepts: tuple[str, ...] = ()
+    phrase: str = ""
 
 
-def reduced(model: nn.Module, optimizer: torch.optim.Optimizer, radius: float, seed: int) -> Step:
-    """The plain step after the one added line."""
-    reducer = primum.attach(model, optimizer, radius=radius)
-
-    def step(images: Tensor, labels: Tensor) -> tuple[Tensor, StepReport | None]:
-        return _plain_step(model, optimizer, images, labels), reducer.last
-
-    return step
-
-
-def permuted(model: nn.Module, optimizer: torch.optim.Optimizer, radius: float, seed: int) -> Step:
-    """A step with primum's extra weights in random order."""
-    watcher = primum.observe(model, optimizer, radius=radius)
-    generator = torch.Generator().manual_seed(seed)
-
-    def step(images: Tensor, labels: Tensor) -> tuple[Tensor, StepReport | None]:
-        optimizer.zero_grad()
-        losses = F.cross_entropy(model(images), labels, reduction="none")
-        plain_loss = watcher(losses)
-        report = watcher.last
-        assert report is not None
-        dealt = deal(report.extra_weights, generator)[report.own]
-        ((1 + dealt) * losses).mean().backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-        return plain_loss.detach(), report
-
-    return step
-
-
-def deal(extra_weights: Tensor, generator: torch.Generator) -> Tensor:
-    """The same extra weights in random order. Shapes: [B] -> [B]."""
-    return extra_weights[torch.randperm(len(extra_weights), generator=generator)]
-
-
-def _plain_step(
-    model: nn.Module, optimizer: torch.optim.Optimizer, images: Tensor, labels: Tensor
-) -> Tensor:
-    optimizer.zero_grad()
-    loss = F.cross_entropy(model(images), labels)
-    loss.backward()  # type: ignore[no-untyped-call]
-    optimizer.step()
-    return loss.detach()
-
-
-ARMS: dict[str, MakeStep] = {
-    "base": observed,
-    "primum": reduced,
-    "permuted": permuted,
-    "lr-matched": observed,
+ARMS: dict[str, ArmInfo] = {
+    "base": ArmInfo("plain training, observed now and then"),
+    "paper": ArmInfo(
+        "the paper's own recipe",
+        ("radius", "max_extra_weight", "radius_schedule"),
+        "the paper's recipe",
+    ),
+    "primum": ArmInfo("primum.attach", _SOLVED),
+    "permuted": ArmInfo(
+        "control: primum's weights, shuffled over the batch",
+        _SOLVED,
+        "the same weights given to random samples",
+    ),
+    "normalised": ArmInfo(
+        "control: primum's weights, scaled to mean 1",
+        _SOLVED,
+        "the same weights, divided by their mean",
+    ),
+    "lr-matched": ArmInfo(
+        "control: base with lr raised by primum's mean weight, seed by seed",
+        (*_SOLVED, "lr_match"),
+        "a learning rate raised by the same mean factor",
+    ),
+    "time-matched": ArmInfo(
+        "control: base with extra steps that take as long as primum's extra time",
+        (*_SOLVED, "time_factor"),
+        "plain training for as long as primum takes",
+    ),
+    "focal": ArmInfo("control: focal loss, no other weights", ("focal_gamma",), "the focal loss"),
+    "loss-weighted": ArmInfo(
+        "control: primum's weights, the largest to the sample with the largest loss",
+        _SOLVED,
+        "the same weights, given by the size of the loss",
+    ),
+    "upgrad": ArmInfo(
+        "TorchJD's UPGrad weights on the same Gram matrix", ("upgrad_scale",), "UPGrad"
+    ),
+    "network": ArmInfo(
+        "weights of the whole network's problem, from all per-sample gradients; slow",
+        ("radius",),
+        "the whole network's weights",
+    ),
+    "explicit": ArmInfo(
+        "explicit gradients of the last blocks (paper, Alg. 8), all extra weights zero; 0 is plain",
+        ("blocks",),
+    ),
 }
-# What an arm costs: base and lr-matched without being watched.
-TIMED: dict[str, MakeStep] = {**ARMS, "base": plain, "lr-matched": plain}
+CONTROLS = ("permuted", "normalised", "loss-weighted", "focal", "lr-matched", "time-matched")
+
+
+def _setting(default: Any, kind: type, about: str, choices: tuple[str, ...] | None = None) -> Any:
+    return field(default=default, metadata={"kind": kind, "help": about, "choices": choices})
+
+
+@dataclass(frozen=True)
+class Arm:
+    """An arm with its settings; those it does not accept stay at their defaults.
+
+    `radius_schedule` changes the radius over training: constant, from 0 up to `radius`, or from
+    `radius` down to 0. `time_factor` is the number of steps as a multiple of base's; None measures
+    it.
+    """
+
+    name: str = "primum"
+    radius: float = _setting(0.2, float, "radius of the trust region (0.2)")
+    max_extra_weight: float = _setting(2.0, float, "bound on any extra weight (2)")
+    max_iters: int = _setting(20, int, "solver iterations per step (20)")
+    radius_schedule: RadiusSchedule = _setting(  # noqa: RUF009
+        "constant", str, "how the radius changes over training (constant)", get_args(RadiusSchedule)
+    )
+    lr_match: Literal["overall", "epoch"] = _setting(
+        "overall",
+        str,
+        "lr-matched: one factor for the run, or one per epoch (overall)",
+        ("overall", "epoch"),
+    )
+    time_factor: float | None = _setting(
+        None, float, "time-matched: steps as a multiple of base's (measured)"
+    )
+    focal_gamma: float = _setting(2.0, float, "focal: exponent (2)")
+    upgrad_scale: Literal["published", "mean-1"] = _setting(
+        "published",
+        str,
+        "upgrad: weights as published, or divided by their mean (published)",
+        ("published", "mean-1"),
+    )
+    blocks: int = _setting(1, int, "explicit: how many of the last blocks (1)")
+
+    def __post_init__(self) -> None:
+        if self.name not in ARMS:
+            raise UserError(f"unknown arm {self.name!r}; choose from {', '.join(ARMS)}")
+        accepted = ARMS[self.name].accepts
+        extra = [key for key in self._changed() if key not in accepted]
+        if extra:
+            has = ", ".join(accepted) or "no settings"
+            raise UserError(f"arm {self.name} does not accept {', '.join(extra)}; it has {has}")
+        bounds = {"radius": 0, "max_iters": 1, "focal_gamma": 0, "blocks": 0}
+        for what, least in bounds.items():
+            value = getattr(self, what)
+            if not least <= value < float("inf"):
+                raise UserError(f"{what} must be >= {least} and finite, got {value}")
+        if not 0 < self.max_extra_weight < float("inf"):
+            raise UserError(f"max_extra_weight must be > 0 and finite, got {self.max_extra_weight}")
+        if self.time_factor is not None and not 1 <= self.time_factor <= 100:
+            raise UserError(f"time_factor must be between 1 and 100, got {self.time_factor}")
+        for each in fields(self):
+            choices = each.metadata.get("choices")
+            value = getattr(self, each.name)
+            if choices and value not in choices:
+                raise UserError(f"{each.name} must be one of {', '.join(choices)}, got {value!r}")
+
+    def _changed(self) -> dict[str, Any]:
+        """Settings that are not at their default."""
+        found = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {
+            each.name: found[each.name]
+            for each in fields(self)
+            if each.name != "name" and found[each.name] != each.default
+        }
+
+    @classmethod
+    def parse(cls, text: str, defaults: Mapping[str, Any] | None = None) -> Arm:
+        """An arm from `primum` or `primum@radius=0.4,max_iters=50`.
+
+        Args:
+            text: Name, and settings after an `@`.
+            defaults: Settings for all arms; each arm takes those it accepts.
+
+        Examples:
+            >>> Arm.parse("primum@radius=0.4").radius
+            0.4
+        """
+        name, _, rest = text.partition("@")
+        if name not in ARMS:
+            raise UserError(f"unknown arm {name!r}; choose from {', '.join(ARMS)}")
+        accepted = ARMS[name].accepts
+        given = {key: value for key, value in (defaults or {}).items() if key in accepted}
+        kinds = {each.name: each.metadata["kind"] for each in arm_settings()}
+        for part in filter(None, rest.split(",")):
+            key, equals, value = (piece.strip() for piece in part.partition("="))
+            key = key.replace("-", "_")
+            if not equals or key not in kinds:
+                raise UserError(
+                    f"cannot read {part!r} in {text!r}; write an arm as name or "
+                    f"name@setting=value,... with {', '.join(accepted) or 'no settings here'}"
+                )
+            try:
+                given[key] = kinds[key](value)
+            except ValueError as error:
+                raise UserError(f"{key} in {text!r}: {error}") from error
+        return cls(name, **given)
+
+    @property
+    def label(self) -> str:
+        """Name and the settings that are not at their default; unique for each arm."""
+        settings = ",".join(f"{key}={value}" for key, value in self._changed().items())
+        return f"{self.name}@{settings}" if settings else self.name
+
+    def settings(self) -> dict[str, Any]:
+        """The settings the arm accepts, by name."""
+        return {name: getattr(self, name) for name in ARMS[self.name].accepts}
+
+    @property
+    def reference(self) -> Arm:
+        """The arm of primum that a matched control is matched to."""
+        return Arm("primum", **{name: getattr(self, name) for name in _SOLVED})
+
+    @property
+    def needs(self) -> tuple[Arm, ...]:
+        """Arms whose run with the same seed has to be finished first."""
+        if self.name == "lr-matched":
+            return (self.reference,)
+        if self.name == "time-matched" and self.time_factor is None:
+            return (Arm("base"), self.reference)
+        return ()
+
+
+def arm_settings() -> list[Any]:
+    """The dataclass fields that are settings, with type, help and choices in their metadata."""
+    return [each for each in fields(Arm) if each.metadata]

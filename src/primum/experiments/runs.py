@@ -1,46 +1,52 @@
-"""Run files: one JSON per training run, the same whoever writes it and whoever reads it.
+"""Run records: one training run as plain data, in a JSON file or as a line of a `.jsonl.gz` table.
 
-`primum inspect` writes them, `primum report` reads them, and so may you (docs/runs.md).
+`primum compare`, `reproduce`, `demo` and `inspect` write them, `primum report` reads them, and your
+own training loop can write them too (docs/runs.md).
 """
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
-from collections.abc import Mapping
+import platform
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import primum
+from primum.experiments.errors import UserError
+from primum.experiments.files import write_bytes, write_text
+
 FORMAT = "primum-run-1"
-
-
-class RunError(ValueError):
-    """A file that is no run: which one, and what is wrong with it."""
+TABLE = ".jsonl.gz"  # how the name of a table of runs ends
+PACKAGES = ("torch", "numpy", "scipy", "scikit-learn", "matplotlib")
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One run. Only the first three are needed; a report shows what is there.
+    """One run. Only the first three fields are required; a report shows what is there.
 
-    Tables are columns of equal length, by name. What is not a number is `None`.
+    Tables are dicts of equally long columns. Values that are not finite are `None`.
 
     Attributes:
         name: What is trained and how, in a few words; runs to be compared share it.
-        arm: The way of taking steps: `base`, `primum`, `permuted`, ...
-        seed: Arms with the same seed started alike.
+        arm: The training method: `base`, `primum`, `permuted`, ...
+        seed: Arms with the same seed share initialisation and batches.
         settings: Plain values, the same for all arms and seeds of a comparison.
         arm_settings: Plain values of this arm or this run alone.
         environment: Versions and hardware.
-        command: What to type to get it again.
-        seconds: How long it took.
-        complete: Whether it reached its end.
+        command: The command that made the run.
+        seconds: Training time.
+        complete: Whether training reached its last step.
         curves: A table with a column `epoch` and any of `train_loss`, `test_loss` and
             `test_accuracy` (0 to 1).
         steps: `InterferenceMeter.table()`, or some of its columns.
-        final: Last figures by name: `test_accuracy` (0 to 1), `test_loss`, `ms_per_step`.
+        final: Last metrics by name: `test_accuracy` (0 to 1), `test_loss`, `ms_per_step`.
         batch: One batch: `step`, and the first-order loss changes `before` and `after`.
-        moments: The whole network at several steps, as `primum inspect` writes them.
+        moments: Whole-network measurements, as `primum inspect` writes them.
         protected: The samples with most extra weight: `id`, `label`, `seen`, `harmed`,
             `extra_weight`, and the image as base64 of a PNG under `png`.
     """
@@ -65,49 +71,121 @@ class RunRecord:
         for what in ("curves", "steps"):
             lengths = {len(column) for column in getattr(self, what).values()}
             if len(lengths) > 1:
-                raise RunError(f"columns of {what} must be equally long, got {sorted(lengths)}")
+                raise UserError(f"columns of {what} must be equally long, got {sorted(lengths)}")
         if self.curves and "epoch" not in self.curves:
-            raise RunError("curves need a column epoch")
+            raise UserError("curves need a column epoch")
         if self.steps and "step" not in self.steps:
-            raise RunError("steps need a column step")
+            raise UserError("steps need a column step")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Content of a run file: plain JSON values, `None` for what is not a finite number."""
+        content: dict[str, Any] = without_nan({"format": FORMAT, **asdict(self)})
+        return content
 
 
 def write_run(record: RunRecord, path: Path) -> None:
-    """Write a run file, whole or not at all."""
-    content = {"format": FORMAT, **asdict(record)}
-    write_whole(path, json.dumps(without_nan(content), indent=1, allow_nan=False) + "\n")
+    """Write a run file atomically."""
+    write_text(path, json.dumps(record.as_dict(), indent=1, allow_nan=False) + "\n")
 
 
 def run_from(content: Any) -> RunRecord:
-    """A record from the content of a run file."""
+    """A record from the content of a run file.
+
+    Raises:
+        UserError: The content is not a run.
+    """
     if not isinstance(content, Mapping):
-        raise RunError(f"a run is a JSON object, got {type(content).__name__}")
+        raise UserError(f"a run is a JSON object, got {type(content).__name__}")
     if content.get("format") != FORMAT:
-        raise RunError(f'no run file: "format" must be {FORMAT!r}, got {content.get("format")!r}')
+        raise UserError(f'not a run: "format" must be {FORMAT!r}, got {content.get("format")!r}')
     kinds: dict[str, type] = {"name": str, "arm": str, "seed": int}
     for key, kind in kinds.items():
         if not isinstance(content.get(key), kind):
-            raise RunError(f'"{key}" must be a {kind.__name__}, got {content.get(key)!r}')
+            raise UserError(f'"{key}" must be a {kind.__name__}, got {content.get(key)!r}')
     known = {each.name for each in fields(RunRecord)}
     unknown = content.keys() - known - {"format"}
     if unknown:
-        raise RunError(f"unknown entries {sorted(unknown)}; known are {sorted(known)}")
+        raise UserError(f"unknown entries {sorted(unknown)}; known are {sorted(known)}")
     return RunRecord(**{key: value for key, value in content.items() if key in known})
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file whole or not at all: a reader never sees half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+def write_table(path: Path, records: Iterable[RunRecord]) -> None:
+    """Write many runs as one compressed table: JSON lines, gzipped, the same bytes every time."""
+    lines = (json.dumps(record.as_dict(), allow_nan=False) + "\n" for record in records)
+    write_bytes(path, gzip.compress("".join(lines).encode(), mtime=0))
+
+
+def read_table(path: Path) -> list[RunRecord]:
+    """All runs of a compressed table."""
     try:
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)
+        lines = gzip.decompress(path.read_bytes()).decode().splitlines()
+        return [run_from(json.loads(line)) for line in lines]
+    except (OSError, EOFError, ValueError) as error:
+        raise UserError(f"{path} cannot be read as a table of runs: {error}") from error
+
+
+def read_runs(paths: Sequence[Path]) -> list[RunRecord]:
+    """All runs in the given files and folders, sorted by file name.
+
+    A file is one run (`.json`), a table (`.jsonl.gz`), or `results.json` of `primum demo`. In
+    folders, other JSON files are ignored.
+
+    Raises:
+        UserError: A path does not exist, a file is not a run, nothing was found, or a run occurs
+            twice.
+    """
+    found: list[tuple[Path, RunRecord]] = []
+    for path in {path.resolve(): path for path in paths}.values():
+        if not path.exists():
+            raise UserError(f"{path} does not exist; pass a run file or a folder of run files")
+        files = [path]
+        if path.is_dir():
+            files = sorted([*path.rglob("*.json"), *path.rglob(f"*{TABLE}")])
+        runs = [(file, run) for file in files for run in _read(file, strict=not path.is_dir())]
+        if not runs:
+            raise UserError(
+                f'no runs in {path}; a run is a JSON file with "format": "{FORMAT}", '
+                f"or a line of a table {TABLE}"
+            )
+        found += [pair for pair in runs if pair not in found]
+    seen: dict[str, Path] = {}
+    unique = []
+    for path, run in found:
+        key = json.dumps([run.name, run.settings, run.arm, run.seed], sort_keys=True, default=str)
+        if key not in seen:
+            seen[key] = path
+            unique.append(run)
+        elif run not in unique:
+            raise UserError(
+                f"{path} and {seen[key]} both have {run.name}, arm {run.arm}, seed {run.seed}; "
+                "leave one of them out"
+            )
+    return unique
+
+
+def _read(path: Path, *, strict: bool) -> Iterator[RunRecord]:
+    if path.name.endswith(TABLE):
+        yield from read_table(path)
+        return
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read as JSON: {error}") from error
+    if isinstance(content, Mapping) and {"runs", "step_times"} <= content.keys():
+        raise UserError(f"{path} was written by an older primum demo; run primum demo again")
+    lines = content.get("runs") if isinstance(content, Mapping) else None
+    if not isinstance(lines, list):
+        lines = [content]
+    for line in lines:
+        if strict or (isinstance(line, Mapping) and line.get("format") == FORMAT):
+            try:
+                yield run_from(line)
+            except UserError as error:
+                raise UserError(f"{path}: {error}") from error
 
 
 def without_nan(value: Any) -> Any:
-    """The same with None for what is not a finite number, as JSON has none."""
+    """The same value with None for numbers that JSON cannot hold (NaN and infinities)."""
     if isinstance(value, Mapping):
         return {key: without_nan(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -115,3 +193,27 @@ def without_nan(value: Any) -> Any:
     if isinstance(value, float) and value - value != 0:
         return None
     return value
+
+
+def environment(workers: int = 1, threads: int = 1) -> dict[str, str]:
+    """Versions, hardware and how many runs share the machine, for the record of a run."""
+    found = {
+        "primum": primum.__version__,
+        "python": platform.python_version(),
+        **{package: version(package) for package in PACKAGES},
+        "system": f"{platform.system()} {platform.machine()}",
+        "processor": _processor(),
+        "processor cores": str(os.cpu_count()),
+    }
+    if threads == 1:
+        return found | {"runs at a time, one thread each": str(workers)}
+    return found | {"runs at a time": str(workers), "threads each": str(threads)}
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or "unknown"
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else "unknown"

@@ -1,67 +1,58 @@
-"""Learning rates over training: warm-up and cosine, steps, and how they grow with the batch.
-
-Each schedule is a factor on the optimizer's own learning rate, taken once per step.
-"""
+"""Learning-rate schedules, as factors on the optimizer's own learning rate, one per step."""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable
+from typing import Literal
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+ScheduleName = Literal["cosine", "step", "constant"]
+MILESTONES = (1 / 2, 3 / 4)  # He et al. (2016): a tenth at one half and three quarters
 
-def warmup_cosine(
-    optimizer: Optimizer, *, steps: int, warmup: int = 0, floor: float = 0.0
+
+def make_schedule(
+    name: ScheduleName, optimizer: Optimizer, *, steps: int, warmup: int = 0, floor: float = 0.0
 ) -> LambdaLR:
-    """Linear warm-up to the full learning rate, then half a cosine down to `floor` of it.
+    """A scheduler to be stepped after every optimizer step.
 
-    The warm-up starts above 0: a first step of length 0 would teach nothing.
+    The warm-up starts above 0: a first step of length 0 would be wasted.
 
     Args:
-        optimizer: whose learning rate is the full one.
-        steps: of the whole run.
-        warmup: steps of warm-up, fewer than `steps`.
-        floor: last value, as a share of the full learning rate.
+        name: `cosine`: half a cosine down to `floor`. `step`: a tenth at one half and again at
+            three quarters. `constant`: the full learning rate.
+        optimizer: Its learning rate is the full one.
+        steps: Length of the run.
+        warmup: Steps of linear warm-up, fewer than `steps`.
+        floor: Last value of the cosine, as a share of the full learning rate.
     """
     if not 0 <= warmup < steps:
         raise ValueError(f"warmup must be >= 0 and less than steps ({steps}), got {warmup}")
     if not 0.0 <= floor <= 1.0:
         raise ValueError(f"floor must be between 0 and 1, got {floor}")
+    milestones = sorted({max(1, int(share * steps)) for share in MILESTONES})
 
-    def factor(step: int) -> float:
-        if step < warmup:
-            return (step + 1) / (warmup + 1)
+    def cosine(step: int) -> float:
         done = min(1.0, (step - warmup) / (steps - warmup))
         return floor + (1 - floor) * (0.5 + 0.5 * math.cos(math.pi * done))
 
-    return LambdaLR(optimizer, factor)
-
-
-def multi_step(
-    optimizer: Optimizer, *, milestones: Sequence[int], gamma: float = 0.1, warmup: int = 0
-) -> LambdaLR:
-    """The full learning rate, multiplied by `gamma` at each milestone, after a linear warm-up.
-
-    He et al. (2016) on CIFAR: milestones at one half and three quarters of 64,000 steps.
-    """
-    if list(milestones) != sorted(set(milestones)):
-        raise ValueError(f"milestones must increase, got {list(milestones)}")
-    if warmup < 0:
-        raise ValueError(f"warmup must be >= 0, got {warmup}")
+    shapes: dict[str, Callable[[int], float]] = {
+        "cosine": cosine,
+        "step": lambda step: 0.1 ** bisect_right(milestones, step),
+        "constant": lambda step: 1.0,
+    }
+    shape = shapes[name]
 
     def factor(step: int) -> float:
-        rising = (step + 1) / (warmup + 1) if step < warmup else 1.0
-        return rising * gamma ** bisect_right(milestones, step)
+        if step >= warmup:
+            return shape(step)
+        rising = (step + 1) / (warmup + 1)
+        return rising if name == "cosine" else rising * shape(step)
 
     return LambdaLR(optimizer, factor)
-
-
-def constant(optimizer: Optimizer) -> LambdaLR:
-    """The full learning rate throughout."""
-    return LambdaLR(optimizer, lambda step: 1.0)
 
 
 def scaled_lr(lr: float, batch_size: int, *, base_batch_size: int = 128) -> float:

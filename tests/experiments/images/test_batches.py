@@ -163,3 +163,11 @@ def test_impossible_batches(data: ImageData) -> None:
         Batches(data.train, data, batch_size=3, ranks=4)
     with pytest.raises(ValueError, match="seed must be >= 0, got -1"):
         Batches(data.train, data, batch_size=4, seed=-1)
+
+
+def test_a_stream_draws_all_orders_from_one_generator() -> None:
+    data = load_data(DataSettings("generated", train_size=12, image_size=8))
+    batches = Batches(data.train, data, batch_size=4, seed=3, stream=True)
+    generator = torch.Generator().manual_seed(3)
+    orders = [torch.randperm(12, generator=generator) for _ in range(3)]
+    assert all(torch.equal(batches.order(epoch), orders[epoch]) for epoch in (2, 0, 1))

@@ -59,7 +59,7 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.M
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(torch, "save", full)
-    with pytest.raises(DataError, match=r"cannot write decoded images.*No space left.*cache_dir"):
+    with pytest.raises(DataError, match=r"cannot write decoded images.*no space left.*cache_dir"):
         cached(str(tmp_path), "name", "origin", Maker())
     assert not list(tmp_path.iterdir())
 

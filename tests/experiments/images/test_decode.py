@@ -12,7 +12,7 @@ from PIL import Image
 from experiments.images.conftest import WriteParquet, encode, some_images
 from primum.experiments.images import DataError, DataSettings
 from primum.experiments.images.decode import decode_image, decode_table
-from primum.experiments.images.source import Table, open_table
+from primum.experiments.images.parquet import Table, open_table
 
 
 def table(folder: Path, split: str = "train") -> Table:

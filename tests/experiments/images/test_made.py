@@ -5,21 +5,20 @@ from __future__ import annotations
 import pytest
 import torch
 
-from primum.experiments import data as demo
-from primum.experiments.images import DataError, DataSettings
-from primum.experiments.images.made import DEVIATION, GREY, digits, generated
+from primum.experiments.images import Batches, DataError, DataSettings, load_data
+from primum.experiments.images.made import DEVIATION, GREY, digits, generated, noisy_digits
 
 
 def test_digits_are_the_demos_up_to_rounding() -> None:
     train, labels, test, test_labels = digits(500)
-    loaded = demo.load(500)
+    clean, clean_labels, _, clean_test_labels = noisy_digits(500)
     assert train.shape == (500, 3, 8, 8)
     assert test.shape == (1297, 3, 8, 8)
-    assert torch.equal(labels, loaded.train_labels)
-    assert torch.equal(test_labels, loaded.test_labels)
+    assert torch.equal(labels, clean_labels)
+    assert torch.equal(test_labels, clean_test_labels)
     back = (train.float() - GREY) / DEVIATION
     torch.testing.assert_close(
-        back, loaded.train_images.expand(-1, 3, -1, -1), rtol=0, atol=0.5 / DEVIATION + 1e-6
+        back, clean.expand(-1, 3, -1, -1), rtol=0, atol=0.5 / DEVIATION + 1e-6
     )
 
 
@@ -72,3 +71,20 @@ def test_a_shift_is_a_roll_of_the_pattern() -> None:
         pattern = (GREY + DEVIATION * patterns[label]).round().clamp(0, 255).to(torch.uint8)
         rolls = [pattern.roll((i, j), (1, 2)) for i in (-1, 0, 1) for j in (-1, 0, 1)]
         assert any(torch.equal(image, roll) for roll in rolls)
+
+
+def test_noisy_digits_are_standardised_and_noise_adds_its_variance() -> None:
+    clean, noisy = noisy_digits(512, 0.0)[0], noisy_digits(512, 0.5)[0]
+    assert clean.shape == (512, 1, 8, 8)
+    assert clean.mean().abs() < 1e-5
+    assert clean.var(correction=0) == pytest.approx(1.0, abs=1e-4)
+    # 512 x 64 draws: the variance of the noise is known to about 1%.
+    assert (noisy - clean).var() == pytest.approx(0.25, rel=0.05)
+    assert torch.equal(noisy_digits(512, 0.0)[3], noisy_digits(512, 0.5)[3])
+
+
+def test_noisy_digits_reach_the_model_as_they_are() -> None:
+    data = load_data(DataSettings("noisy-digits", train_size=100))
+    batch = next(Batches(data.train, data, batch_size=10, shuffle=False).epoch(0))
+    assert torch.equal(batch.images, noisy_digits(100)[0][:10])
+    assert (data.classes, data.image_size) == (10, 8)

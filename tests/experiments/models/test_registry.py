@@ -14,9 +14,11 @@ from torch.func import functional_call, grad, vmap
 from primum.experiments.models import MODELS, ModelError, build_model, find_model
 
 LARGE = {"resnet50", "convnext-t", "vit", "resnet44"}  # one sample is enough for these
+OWN_SIZE = {"digits-cnn", "digits-transformer"}  # test_digits.py
+CHAINS = {"resnet20-chain", "resnet8-chain"}
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", sorted(set(MODELS) - OWN_SIZE - CHAINS))
 def test_logits_come_from_one_linear_head(name: str) -> None:
     model = build_model(name, classes=7, image_size=32).eval()
     outputs: list[Tensor] = []
@@ -29,7 +31,7 @@ def test_logits_come_from_one_linear_head(name: str) -> None:
     assert logits is outputs[0]
 
 
-@pytest.mark.parametrize("name", sorted(set(MODELS) - LARGE))
+@pytest.mark.parametrize("name", sorted(set(MODELS) - LARGE - OWN_SIZE))
 def test_samples_do_not_mix(name: str) -> None:
     """In training too: without that, no gradient is a sample's own."""
     model = build_model(name, classes=10, image_size=32, seed=0)
@@ -54,6 +56,13 @@ def test_per_sample_gradients_by_vmap(name: str) -> None:
         assert parameter.grad is not None
         # Float32, sums in another order.
         torch.testing.assert_close(each[key].mean(dim=0), parameter.grad, rtol=1e-3, atol=1e-4)
+
+
+def test_a_chain_is_the_same_network() -> None:
+    net, chain = (build_model(name, 10, 32, seed=1) for name in ("resnet20", "resnet20-chain"))
+    images = torch.randn(2, 3, 32, 32)
+    assert isinstance(chain, nn.Sequential)
+    assert torch.equal(net(images), chain(images))
 
 
 def test_a_seed_decides_the_first_parameters_and_leaves_the_generator_alone() -> None:
@@ -101,9 +110,10 @@ def test_every_model_has_a_description_of_one_line() -> None:
     [
         ("resnet21", {}, "unknown model 'resnet21'; choose from cnn-small"),
         ("vit", {"norm": "batch"}, "vit has no 'batch' norm"),
-        ("resnet20", {"norm": "layer"}, "choose from: group and batch"),
+        ("resnet20", {"norm": "layer"}, "use group or batch"),
         ("vit", {"image_size": 30}, "vit: image_size must be a multiple of 8"),
         ("convnext-t", {"image_size": 31}, "convnext-t: image_size must be >= 32, got 31"),
+        ("digits-cnn", {}, "digits-cnn: needs 10 classes and 8 pixels, got 10 and 32"),
         ("vit", {"classes": 0}, "classes must be >= 1, got 0"),
         ("vit", {"image_size": -1}, "image_size must be >= 1, got -1"),
     ],
@@ -185,5 +195,5 @@ def test_what_is_wrong_is_known_before_classes_and_size() -> None:
 
 @pytest.mark.usefixtures("users_module")
 def test_norm_is_not_for_import_paths() -> None:
-    with pytest.raises(ModelError, match="norm='batch' is for models by name"):
+    with pytest.raises(ModelError, match="norm='batch' works with models by name only"):
         build_model("users_models:linear", 10, 32, norm="batch")

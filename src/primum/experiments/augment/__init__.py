@@ -6,12 +6,12 @@ warps.py      shear, translation, rotation
 policies.py   RandAugment, and AutoAugment's policy for CIFAR-10
 erase.py      random erasing
 mix.py        Mixup, CutMix, soft targets
-recipes.py    what each recipe of the paper uses, and all of it on one batch
+presets.py    what each recipe of the paper uses, and all of it on one batch
 
 Everything runs on the CPU, in workers if there are many images; the same state of the generator
 gives the same batch.
 """
 
-from primum.experiments.augment.recipes import AUGMENTATIONS, Augmentation
+from primum.experiments.augment.presets import AUGMENTATIONS, Augmentation
 
 __all__ = ["AUGMENTATIONS", "Augmentation"]

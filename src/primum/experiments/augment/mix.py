@@ -23,7 +23,7 @@ def soft_targets(labels: Tensor, classes: int, smoothing: float = 0.0) -> Tensor
 
 
 def mixup(images: Tensor, targets: Tensor, share: float) -> tuple[Tensor, Tensor]:
-    """Each image and its partner, added with weights `share` and `1 - share`; targets alike.
+    """Each image and its partner, added with weights `share` and `1 - share`; likewise the targets.
 
     Shapes: float [B, C, H, W], [B, classes] -> the same.
     """

@@ -1,9 +1,9 @@
-"""Image data: CIFAR-10, CIFAR-100, Tiny-ImageNet, ImageNet-100, digits, generated.
+"""Image data: CIFAR-10, CIFAR-100, Tiny-ImageNet, ImageNet-100, digits, generated images.
 
-settings.py   what to load, and what is known of each source
-source.py     Parquet files in a folder or on the Hugging Face hub: splits, columns, classes
+sources.py    what to load, and what is known of each source
+parquet.py    Parquet files in a folder or on the Hugging Face hub: splits, columns, classes
 decode.py     encoded images to one uint8 tensor
-cache.py      that tensor on disk, written atomically
+cache.py      that tensor on disk
 lazy.py       images decoded when asked for, for data that does not fit in memory
 made.py       digits and generated images, which need no files
 select.py     subsets, label noise, mean and deviation
@@ -14,7 +14,7 @@ batches.py    batches in an order that depends on seed and epoch alone
 from primum.experiments.images.batches import Batches
 from primum.experiments.images.lazy import LazyImages
 from primum.experiments.images.load import ImageData, Split, load_data
-from primum.experiments.images.settings import SOURCES, DataError, DataSettings
+from primum.experiments.images.sources import SOURCES, DataError, DataSettings
 
 __all__ = [
     "SOURCES",

@@ -1,7 +1,7 @@
-"""Batches in an order, and with augmentations, that depend on seed, epoch and step alone.
+"""Batches whose order and augmentation depend on seed, epoch and step alone.
 
-So a run that starts again in the middle of an epoch sees exactly the batches it would have seen,
-with nothing to store but the numbers of epoch and step, and whatever the number of workers.
+A run that resumes in the middle of an epoch sees exactly the batches it would have seen, whatever
+the number of workers; only the numbers of epoch and step have to be stored.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from torch.utils.data import DataLoader, Dataset
 from primum.experiments.augment import Augmentation
 from primum.experiments.images.lazy import LazyImages
 from primum.experiments.images.load import ImageData, Split
-from primum.experiments.images.settings import DataError
+from primum.experiments.images.sources import DataError
 
-ORDER, AUGMENT = 1, 2  # what a generator is for
-LOOK_UP = 0.5  # seconds between two looks of a worker for its parent
+ORDER, AUGMENT = 1, 2  # purposes of the generators, which keep them apart
+LOOK_UP = 0.5  # seconds between a worker's checks for its parent
 
 
 class Batch(NamedTuple):
@@ -53,6 +53,8 @@ class Batches:
         augmentation: what is done to the images; None is nothing.
         shuffle: a new order in each epoch; otherwise the split's own.
         drop_last: leave out a last batch that is not full.
+        stream: draw all epochs' orders from one generator, as `primum demo` always did, instead of
+            one generator per epoch.
         workers: processes that prepare batches, which changes no bit of them; worth it for lazy
             images. They end with the epoch, or when its batches are closed or let go.
         rank: which part of each batch this process takes, of `ranks`.
@@ -76,6 +78,7 @@ class Batches:
         augmentation: Augmentation | None = None,
         shuffle: bool = True,
         drop_last: bool = True,
+        stream: bool = False,
         workers: int = 0,
         rank: int = 0,
         ranks: int = 1,
@@ -96,6 +99,7 @@ class Batches:
         self.augmentation = augmentation or Augmentation()
         self.shuffle = shuffle
         self.drop_last = drop_last
+        self.stream = stream
         self.workers = workers
         self.rank, self.ranks = rank, ranks
         self._mean, self._std = (
@@ -119,10 +123,16 @@ class Batches:
         """All ids in the order of an epoch; [N]."""
         if not self.shuffle:
             return torch.arange(len(self.split))
-        return torch.randperm(len(self.split), generator=_generator(self.seed, ORDER, epoch))
+        if not self.stream:
+            return torch.randperm(len(self.split), generator=_generator(self.seed, ORDER, epoch))
+        generator = torch.Generator().manual_seed(self.seed)
+        orders = [torch.randperm(len(self.split), generator=generator) for _ in range(epoch + 1)]
+        return orders[-1]
 
     def make(self, ids: Tensor, epoch: int, step: int) -> Batch:
         """One batch of the given samples, augmented as at this step."""
+        if isinstance(self.split.images, Tensor) and self.split.images.is_floating_point():
+            return Batch(self.split.images[ids], self.split.labels[ids], ids)  # made to be used so
         generator = _generator(self.seed, AUGMENT, epoch, step, self.rank)
         images = self.augmentation.on_bytes(self._pixels(ids, generator), generator)
         normalised = (images.float() - self._mean) / self._std
@@ -160,10 +170,10 @@ class _Steps(Dataset[Batch]):
         return self.batches.make(ids[self.batches.rank :: self.batches.ranks], self.epoch, step)
 
 
-class _Told(Dataset[Batch | DataError]):
-    """The same steps; data that cannot be used are handed over, not raised.
+class _ErrorsAsItems(Dataset[Batch | DataError]):
+    """The same steps; a `DataError` is returned instead of raised.
 
-    A loader would raise them with the trace of its process in the message.
+    A loader would add the traceback of its process to the message.
     """
 
     def __init__(self, steps: _Steps) -> None:
@@ -182,13 +192,13 @@ class _Told(Dataset[Batch | DataError]):
 def _from_workers(steps: _Steps, workers: int) -> Generator[Batch, None, None]:
     """Made by other processes, a few ahead; they end when this does."""
     loader = DataLoader(
-        _Told(steps),
+        _ErrorsAsItems(steps),
         batch_size=None,
         num_workers=workers,
-        # As in a program's first process: one that was spawned would spawn, which takes seconds.
+        # The default of a program's first process: a spawned one would spawn, which takes seconds.
         multiprocessing_context=get_all_start_methods()[0],
         worker_init_fn=_follow_parent,
-        generator=torch.Generator(),  # else it draws from everybody's, and so changes dropout
+        generator=torch.Generator(),  # otherwise it draws from the global one and changes dropout
     )
     for found in loader:
         if isinstance(found, DataError):
@@ -197,7 +207,7 @@ def _from_workers(steps: _Steps, workers: int) -> Generator[Batch, None, None]:
 
 
 def _follow_parent(worker: int) -> None:
-    """End soon after the process that started this one; the loader's own watch takes 5 seconds."""
+    """Exit soon after the parent process is gone; the loader's own check takes 5 seconds."""
     parent = os.getppid()
 
     def watch() -> None:

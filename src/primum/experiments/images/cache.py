@@ -1,21 +1,20 @@
 """Decoded images on disk, so that the next run does not decode them again.
 
-A file is written beside its place and then moved there in one step: whoever reads finds a whole
-file or none. Its name holds a hash of what it was made from, so a changed source is read anew.
+The name of a file contains a hash of what it was made from: a changed source is decoded again.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from primum.experiments.images.settings import DataError
+from primum.experiments.errors import UserError
+from primum.experiments.files import atomic
+from primum.experiments.images.sources import DataError
 
 FORMAT = 1  # raise it when what is stored changes
 
@@ -36,7 +35,7 @@ def cached(folder: str | None, name: str, origin: str, make: Callable[[], Any]) 
     if path.exists():
         try:
             return torch.load(path, weights_only=True, mmap=True)
-        except Exception:  # a damaged file says so in many ways; it is only a cache
+        except Exception:  # a damaged file fails in many ways; it is only a cache
             path.unlink(missing_ok=True)
     result = make()
     _write(result, path)
@@ -44,17 +43,10 @@ def cached(folder: str | None, name: str, origin: str, make: Callable[[], Any]) 
 
 
 def _write(result: Any, path: Path) -> None:
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with part.open("wb") as file:
+        with atomic(path) as file:
             torch.save(result, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-    except (OSError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
-        with suppress(OSError):
-            part.unlink()
+    except (UserError, RuntimeError) as error:  # torch reports a full disk as a RuntimeError
         raise DataError(
             f"cannot write decoded images to {path}: {error}; free some space, choose another "
             "cache_dir, or leave it out"

@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from primum.experiments.images.settings import DataError
-from primum.experiments.images.source import Table
+from primum.experiments.images.parquet import Table
+from primum.experiments.images.sources import DataError
 
 CHUNK = 1000  # rows read at a time
 

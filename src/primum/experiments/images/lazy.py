@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from primum.experiments.images.decode import check_labels, decode_image
-from primum.experiments.images.source import Table
+from primum.experiments.images.parquet import Table
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ from primum.experiments.images import made
 from primum.experiments.images.cache import cached
 from primum.experiments.images.decode import decode_table
 from primum.experiments.images.lazy import LazyImages, lazy_images
+from primum.experiments.images.parquet import open_table, parquet_files
 from primum.experiments.images.select import add_label_noise, mean_and_std, subset
-from primum.experiments.images.settings import DataError, DataSettings
-from primum.experiments.images.source import open_table, parquet_files
+from primum.experiments.images.sources import DataError, DataSettings
 
 IMAGENET_MEAN: tuple[float, ...] = (0.485, 0.456, 0.406)
 IMAGENET_STD: tuple[float, ...] = (0.229, 0.224, 0.225)
@@ -21,9 +21,9 @@ IMAGENET_STD: tuple[float, ...] = (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True)
 class Split:
-    """Images uint8 [N, 3, H, W] or lazy, labels [N], and where they come from.
+    """Images uint8 [N, 3, H, W], lazy, or float and used as they are; labels [N]; their origin.
 
-    `labels` are those to train on; `clean_labels` those of the source; `flipped` [N] says where
+    `labels` are those to train on; `clean_labels` those of the source; `flipped` [N] marks where
     they differ. `rows` [N] are row numbers in the source; a sample's id is its place in here.
     """
 
@@ -75,6 +75,8 @@ def load_data(settings: DataSettings) -> ImageData:
     test = _split(test_images, test_labels, len(names), settings, "test")
     if isinstance(train.images, LazyImages):
         mean, std, size = IMAGENET_MEAN, IMAGENET_STD, train.images.size
+    elif train.images.is_floating_point():
+        mean, std, size = (0.0,), (1.0,), train.images.shape[-1]
     else:
         mean, std = mean_and_std(train.images)
         size = train.images.shape[-1]
@@ -86,8 +88,9 @@ Raw = tuple[Images, Tensor, Images, Tensor, "tuple[str, ...] | None"]
 
 
 def _raw(settings: DataSettings) -> Raw:
-    if settings.name == "digits":
-        return *made.digits(settings.train_size or 512), None
+    if settings.name in ("digits", "noisy-digits"):
+        make = made.digits if settings.name == "digits" else made.noisy_digits
+        return *make(settings.train_size or 512), None
     if settings.name == "generated":
         return *made.generated(settings), _numbers(settings.classes or 10)
     if settings.source.lazy:
@@ -104,7 +107,7 @@ def _raw(settings: DataSettings) -> Raw:
     return train_images, train_labels, test_images, test_labels, names
 
 
-@lru_cache(maxsize=4)  # nobody writes into these tensors
+@lru_cache(maxsize=4)  # these tensors are never written to
 def _decoded(
     settings: DataSettings, split: str, origin: str
 ) -> tuple[Tensor, Tensor, tuple[str, ...] | None]:

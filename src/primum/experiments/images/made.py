@@ -1,35 +1,60 @@
-"""Images that need no files: the demo's digits, and generated patterns for quick trials."""
+"""Images that need no files: noisy handwritten digits, and generated patterns for quick trials."""
 
 from __future__ import annotations
 
+from functools import cache
+
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from primum.experiments.images.settings import DataError, DataSettings
+from primum.experiments.images.sources import DataError, DataSettings
 
 SEED = 20_240_301
+SPLIT_SEED = 20_240_229  # of the digits' split and noise
 GREY, DEVIATION = 128, 32  # a standardised pixel of 0, and of 1 more, as a byte
 
 # Training images and labels, then test images and labels.
 Parts = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
-def digits(train_size: int) -> Parts:
-    """The demo's noisy digits, its split and its noise, as bytes in three equal channels.
+@cache  # these tensors are never written to
+def noisy_digits(train_size: int = 512, noise: float = 0.5) -> Parts:
+    """Handwritten digits (scikit-learn's 1,797 of 8 x 8 pixels) with Gaussian noise.
 
-    Shapes: uint8 [N, 3, 8, 8], int64 [N].
+    Few training samples and noise make them hard enough for training methods to differ. The split
+    and the noise are the same for every run; all samples that are not for training are for testing.
+    Shapes: float32 [N, 1, 8, 8] with mean 0 and deviation about 1, int64 [N].
+
+    Args:
+        train_size: Number of training images.
+        noise: In deviations of the clean pixels.
     """
     if not 0 < train_size < 1797:
         raise DataError(f"digits: train_size must be between 1 and 1796, got {train_size}")
-    from primum.experiments import data  # scikit-learn, which takes seconds to import
+    from sklearn.datasets import load_digits  # takes seconds, and other data do not need it
 
-    loaded = data.load(train_size)
+    rng = np.random.default_rng(SPLIT_SEED)
+    pixels, labels = load_digits(return_X_y=True)
+    order = rng.permutation(len(labels))
+    images = pixels[order].reshape(-1, 8, 8)
+    clean = images[:train_size]
+    images = (images - clean.mean()) / clean.std()
+    images = images + noise * rng.standard_normal(images.shape)
+    x = torch.from_numpy(images.astype(np.float32)).unsqueeze(1)
+    y = torch.from_numpy(labels[order].astype(np.int64))
+    return x[:train_size], y[:train_size], x[train_size:], y[train_size:]
+
+
+def digits(train_size: int) -> Parts:
+    """The same digits as bytes in three equal channels. Shapes: uint8 [N, 3, 8, 8], int64 [N]."""
+    train, train_labels, test, test_labels = noisy_digits(train_size)
     train, test = (
         (GREY + DEVIATION * images).round().clamp(0, 255).to(torch.uint8).repeat(1, 3, 1, 1)
-        for images in (loaded.train_images, loaded.test_images)
+        for images in (train, test)
     )
-    return train, loaded.train_labels, test, loaded.test_labels
+    return train, train_labels, test, test_labels
 
 
 def generated(settings: DataSettings) -> Parts:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from primum.experiments.images.settings import DataError
+from primum.experiments.images.sources import DataError
 
 
 def subset(labels: Tensor, size: int | None, classes: int, *, balanced: bool, part: str) -> Tensor:
-    """Rows to keep, in their first order: all, the first `size`, or as many of each class.
+    """Rows to keep, in their original order: all, the first `size`, or equally many of each class.
 
     Where `size` is no multiple of `classes`, the first classes have one more.
     Shapes: labels [N] -> [size].
@@ -34,9 +34,9 @@ def subset(labels: Tensor, size: int | None, classes: int, *, balanced: bool, pa
 
 
 def add_label_noise(labels: Tensor, share: float, classes: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Labels of which a share, rounded to whole samples, is wrong; and which ones those are.
+    """Labels with a share of wrong ones, rounded to whole samples, and a mask of these.
 
-    A wrong label is any other class, all alike. Shapes: [N] -> [N], bool [N].
+    A wrong label is any other class, with equal probability. Shapes: [N] -> [N], bool [N].
     """
     generator = torch.Generator().manual_seed(seed)
     count = round(share * len(labels))

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from primum.experiments.data import CLASSES, SIDE
+CLASSES, SIDE = 10, 8
 
 
 class GroupNormCNN(nn.Module):
@@ -22,8 +22,8 @@ class GroupNormCNN(nn.Module):
         self.head = nn.Linear(2 * width, CLASSES)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images [B, 1, 8, 8] -> logits [B, 10]."""
-        logits: Tensor = self.head(self.body(images).mean(dim=(2, 3)))
+        """Images [B, C, 8, 8], of which the first channel is used -> logits [B, 10]."""
+        logits: Tensor = self.head(self.body(images[:, :1]).mean(dim=(2, 3)))
         return logits
 
 
@@ -45,8 +45,8 @@ class PatchTransformer(nn.Module):
         self.head = nn.Linear(width, CLASSES)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Images [B, 1, 8, 8] -> logits [B, 10]."""
-        patches = F.unfold(images, self.patch, stride=self.patch).transpose(1, 2)
+        """Images [B, C, 8, 8], of which the first channel is used -> logits [B, 10]."""
+        patches = F.unfold(images[:, :1], self.patch, stride=self.patch).transpose(1, 2)
         tokens = self.blocks(self.embed(patches) + self.position)
         logits: Tensor = self.head(self.norm(tokens).mean(dim=1))
         return logits

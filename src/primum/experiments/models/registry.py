@@ -15,14 +15,16 @@ from typing import cast
 import torch
 from torch import nn
 
+from primum.experiments.errors import UserError
 from primum.experiments.models.convnext import ConvNeXt
+from primum.experiments.models.digits import GroupNormCNN, PatchTransformer
 from primum.experiments.models.norms import Norm
-from primum.experiments.models.resnet import CifarResNet, ResNet50
+from primum.experiments.models.resnet import CifarResNet, ResNet50, as_chain
 from primum.experiments.models.small import SmallCNN
 from primum.experiments.models.vit import ViT
 
 
-class ModelError(ValueError):
+class ModelError(UserError):
     """A model that cannot be built, with what to do about it."""
 
 
@@ -49,6 +51,15 @@ def _convnext(classes: int, image_size: int, norm: Norm) -> nn.Module:
     return ConvNeXt(classes)
 
 
+def _digits(build: Callable[[], nn.Module]) -> Callable[[int, int, Norm], nn.Module]:
+    def checked(classes: int, image_size: int, norm: Norm) -> nn.Module:
+        if (classes, image_size) != (10, 8):
+            raise ValueError(f"needs 10 classes and 8 pixels, got {classes} and {image_size}")
+        return build()
+
+    return checked
+
+
 MODELS: dict[str, Model] = {
     "cnn-small": Model(
         "3 convolutions, 64-wide head: CIFAR studies on a CPU",
@@ -66,6 +77,16 @@ MODELS: dict[str, Model] = {
         "the paper's ResNet-20 for CIFAR, group norm with 8 groups",
         ("group", "batch"),
         lambda classes, size, norm: CifarResNet(classes, blocks=3, norm=norm),
+    ),
+    "resnet20-chain": Model(
+        "ResNet-20 as a chain of blocks, for the arm explicit",
+        ("group",),
+        lambda classes, size, norm: as_chain(CifarResNet(classes, blocks=3, norm=norm)),
+    ),
+    "resnet8-chain": Model(
+        "ResNet-8 as a chain of blocks, for quick trials of the arm explicit",
+        ("group",),
+        lambda classes, size, norm: as_chain(CifarResNet(classes, blocks=1, norm=norm)),
     ),
     "resnet44": Model(
         "the paper's ResNet-44 for CIFAR, group norm with 8 groups",
@@ -92,6 +113,8 @@ MODELS: dict[str, Model] = {
         (),
         _convnext,
     ),
+    "digits-cnn": Model("the demo's group-norm CNN for digits", (), _digits(GroupNormCNN)),
+    "digits-transformer": Model("the demo's transformer for digits", (), _digits(PatchTransformer)),
 }
 
 
@@ -122,11 +145,11 @@ def build_model(
 
 
 def find_model(name: str, norm: Norm | None = None) -> Callable[[int, int], nn.Module]:
-    """How to build a model, from classes and image size; says what is wrong without them."""
+    """A function from classes and image size to a model; raises for an unknown model or norm."""
     if ":" not in name:
         return _by_name(name, norm)
     if norm is not None:
-        raise ModelError(f"norm={norm!r} is for models by name; let {name} choose its own")
+        raise ModelError(f"norm={norm!r} works with models by name only; leave it out for {name}")
     factory = _find(name)
     return lambda classes, image_size: _call(factory, name, classes, image_size)
 
@@ -139,8 +162,8 @@ def _by_name(name: str, norm: Norm | None) -> Callable[[int, int], nn.Module]:
         )
     model = MODELS[name]
     if norm is not None and norm not in model.norms:
-        have = " and ".join(model.norms) or "none but its own layer norm"
-        raise ModelError(f"{name} has no {norm!r} norm; to choose from: {have}")
+        have = " or ".join(model.norms) or "no --norm at all"
+        raise ModelError(f"{name} has no {norm!r} norm; use {have}")
     chosen = norm or (model.norms[0] if model.norms else "group")
 
     def build(classes: int, image_size: int) -> nn.Module:
@@ -163,7 +186,7 @@ def _call(factory: Callable[..., object], path: str, classes: int, image_size: i
         model = factory(classes=classes, image_size=image_size)
     except Exception as error:  # of any kind: it is the user's code
         raise ModelError(
-            f"{path} failed with classes={classes}, image_size={image_size}: {_told(error)}"
+            f"{path} failed with classes={classes}, image_size={image_size}: {_in_one_line(error)}"
         ) from error
     if not isinstance(model, nn.Module):
         raise ModelError(f"{path} must return a torch.nn.Module, got {type(model).__name__}")
@@ -181,7 +204,9 @@ def _find(path: str) -> Callable[..., object]:
     except ImportError as error:
         raise ModelError(f"cannot import {module_name!r} of {path!r}: {error}") from error
     except Exception as error:  # of any kind: it is the user's code
-        raise ModelError(f"cannot import {module_name!r} of {path!r}: {_told(error)}") from error
+        raise ModelError(
+            f"cannot import {module_name!r} of {path!r}: {_in_one_line(error)}"
+        ) from error
     finally:
         sys.path.remove(here)
     factory = getattr(module, attribute, None)
@@ -193,11 +218,11 @@ def _find(path: str) -> Callable[..., object]:
     return cast("Callable[..., object]", factory)
 
 
-def _told(error: Exception) -> str:
-    """Kind, message and place in one line; the place is the deepest outside of packages."""
+def _in_one_line(error: Exception) -> str:
+    """Kind, message and location; the location is the deepest one outside of packages."""
     said = f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
     if isinstance(error, SyntaxError):
-        return said  # which tells its place
+        return said  # which contains the location
     frames = traceback.extract_tb(error.__traceback__)
     own = [each for each in frames if "site-packages" not in each.filename] or frames
     return f"{said} ({Path(own[-1].filename).name}, line {own[-1].lineno})"

@@ -12,7 +12,7 @@ class SmallCNN(nn.Module):
     """Three convolutions with max pooling between them, global average pooling, linear head.
 
     Pooling comes before the norm, which then has a quarter of the work, and channels come
-    last in memory: together they make an epoch more than twice as quick on a CPU.
+    last in memory: together they make an epoch more than twice as fast on a CPU.
     The head is 64 x 10 for ten classes, as that of ResNet-20 and ResNet-44.
     """
 

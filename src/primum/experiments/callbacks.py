@@ -1,0 +1,166 @@
+"""Callbacks of every ordinary run: evaluation curves, interference per epoch, one batch in full."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.profiler import ProfilerActivity, profile
+
+from primum import StepReport
+from primum.diagnostics import InterferenceMeter
+from primum.experiments.images.batches import Batch
+from primum.experiments.trainer import Callback, Trainer
+
+Table = dict[str, list[Any]]
+
+
+class Curves(Callback):
+    """Losses, accuracy, learning rate and time after every `evaluate_every` epochs."""
+
+    def __init__(self) -> None:
+        self.table: Table = {}
+        self._losses: list[Tensor] = []  # since the last evaluation
+
+    def after_step(self, trainer: Trainer, batch: Batch, report: StepReport | None) -> None:
+        self._losses.append(trainer.loss)
+
+    def after_epoch(self, trainer: Trainer) -> None:
+        epoch = trainer.step_count // len(trainer.batches)
+        if not trainer.finished and epoch % trainer.settings.evaluate_every:
+            return
+        loss, accuracy = trainer.evaluate()
+        row = {
+            "epoch": trainer.step_count / len(trainer.batches),
+            "step": trainer.step_count,
+            "train_loss": float(trainer.ranks.mean(torch.stack(self._losses).double().mean())),
+            "test_loss": loss,
+            "test_accuracy": accuracy,
+            "lr": trainer.lr,
+            "seconds": trainer.stopwatch.seconds,
+        }
+        if trainer.average is not None:
+            ema = trainer.evaluate(trainer.average)
+            row["ema_test_loss"], row["ema_test_accuracy"] = ema
+        append(self.table, row)
+        self._losses = []
+
+    def fields(self, trainer: Trainer) -> dict[str, Any]:
+        final = {
+            name: values[-1]
+            for name, values in self.table.items()
+            if name.endswith(("loss", "accuracy")) or name == "step"
+        }
+        return {"curves": dict(self.table), "final": final}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"table": self.table, "losses": list(self._losses)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.table, self._losses = state["table"], list(state["losses"])
+
+
+class Interference(Callback):
+    """One row per epoch: means of the reports of its observed steps."""
+
+    def __init__(self) -> None:
+        self.table: Table = {}
+        self._meter = InterferenceMeter()  # of this epoch
+
+    def after_step(self, trainer: Trainer, batch: Batch, report: StepReport | None) -> None:
+        self._meter.update(report, step=trainer.step_count - 1)
+
+    def after_epoch(self, trainer: Trainer) -> None:
+        row: dict[str, float] = {"step": trainer.step_count}
+        for name, values in self._meter.table().items() if self._meter.steps else ():
+            known = [float(value) for value in values if value == value]
+            if name == "fallbacks":
+                row[name] = known[-1] if known else 0.0
+            elif name not in ("step", "applied"):
+                row[name] = fmean(known) if known else float("nan")
+        append(self.table, row)
+        self._meter = InterferenceMeter()
+
+    def fields(self, trainer: Trainer) -> dict[str, Any]:
+        if "fallbacks" not in self.table:  # nothing was observed
+            return {}
+        applied = [trainer.method.weighs] * len(self.table["step"])
+        return {
+            "steps": {**self.table, "applied": applied},
+            "final": {"fallbacks": self.table["fallbacks"][-1]},
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"table": self.table, "meter": self._meter.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.table = state["table"]
+        self._meter.load_state_dict(state["meter"])
+
+
+class MiddleBatch(Callback):
+    """First-order loss changes of every sample, for the first observed batch of the second half."""
+
+    def __init__(self) -> None:
+        self.batch: dict[str, Any] | None = None
+
+    def after_step(self, trainer: Trainer, batch: Batch, report: StepReport | None) -> None:
+        if self.batch is None and report is not None and trainer.step_count > trainer.steps // 2:
+            # Drift is the change of `loss / B` per unit of lr.
+            scale = trainer.lr * len(report.drift)
+            self.batch = {
+                "step": trainer.step_count,
+                "before": short(scale * report.drift),
+                "after": short(scale * report.drift_after),
+            }
+
+    def fields(self, trainer: Trainer) -> dict[str, Any]:
+        return {"batch": self.batch}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"batch": self.batch}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.batch = state["batch"]
+
+
+class PeakMemory(Callback):
+    """Most bytes that torch holds on the CPU during a step, above what it held before."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+
+    def after_epoch(self, trainer: Trainer) -> None:
+        if not trainer.finished or trainer.device.type != "cpu":
+            return
+        batch = next(trainer.batches.epoch(0))
+        with profile(
+            activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True
+        ) as seen:
+            trainer.optimizer.zero_grad()
+            trainer.method.backward(batch, trainer.steps, trainer.steps, observed=False)
+        trainer.optimizer.zero_grad()
+        kineto = seen.profiler.kineto_results if seen.profiler is not None else None
+        assert kineto is not None
+        events = [event for event in kineto.events() if event.name() == "[memory]"]
+        held = 0
+        for event in sorted(events, key=lambda event: event.start_ns()):
+            held += event.nbytes()
+            self.bytes = max(self.bytes, held)
+
+    def fields(self, trainer: Trainer) -> dict[str, Any]:
+        return {"final": {"peak_bytes": self.bytes}}
+
+
+def append(table: Table, row: Mapping[str, float]) -> None:
+    """Add a row to a table of columns."""
+    for name, value in row.items():
+        table.setdefault(name, []).append(value)
+
+
+def short(values: Tensor) -> list[float]:
+    """Five significant digits, more than a plot shows."""
+    return [float(f"{value:.5g}") for value in values.tolist()]

@@ -1,0 +1,215 @@
+"""What `primum compare`, `primum inspect` and `primum report` do with their options."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import shlex
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+
+import torch
+from tqdm import tqdm
+
+from primum.experiments import options
+from primum.experiments.arms import Arm
+from primum.experiments.checkpoints import load_checkpoint
+from primum.experiments.cli import INSPECT_SETTINGS
+from primum.experiments.files import write_text
+from primum.experiments.formatting import NOTE, arm_rows, summary_page, text_table
+from primum.experiments.images import load_data
+from primum.experiments.job import Place, make_record, torch_threads
+from primum.experiments.looks import Looks
+from primum.experiments.page import render
+from primum.experiments.plan import plan
+from primum.experiments.progress import Progress
+from primum.experiments.runs import RunRecord, environment, read_runs, write_run
+from primum.experiments.settings import LookSettings, RunSettings
+from primum.experiments.store import Store
+from primum.experiments.sweep import OnRun, run_sweep
+from primum.experiments.tables import Group, group_runs
+from primum.experiments.torchrun import Ranks, check_device, joined
+from primum.experiments.trainer import Trainer
+from primum.experiments.verdicts import headline
+
+
+def place_of(arguments: argparse.Namespace, folder: Path | None = None) -> Place:
+    """Where and how a sweep is run."""
+    return Place(
+        store=Store(folder or arguments.out),
+        data_dir=arguments.data_dir,
+        cache_dir=arguments.cache_dir,
+        checkpoint_seconds=arguments.checkpoint_seconds,
+        workers=arguments.workers,
+        threads=arguments.threads,
+        data_workers=arguments.data_workers,
+        command=arguments.command,
+        environment=environment(arguments.workers, arguments.threads),
+    )
+
+
+def progress_of(ranks: Ranks) -> Progress:
+    """Rank 0 shows progress, the others nothing."""
+    return Progress() if ranks.leads else Progress(io.StringIO())
+
+
+def compare(arguments: argparse.Namespace) -> int:
+    """Train the grid of runs, then write tables and pages."""
+    place = place_of(arguments)
+    points = options.points(arguments)
+    seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
+    runs = plan(points, options.arms(arguments), seeds)
+    writer = tensorboard_writer(arguments.out / "tensorboard") if arguments.tensorboard else None
+    with joined(points[0].device) as ranks:
+        on_run = writer if writer is not None and ranks.leads else lambda run, record: None
+        records = run_sweep(runs, place, progress_of(ranks), on_run)
+    if not ranks.leads:
+        return 0
+    groups = group_runs(records)
+    for group in groups:
+        print(f"\n{group.title}\n\n{text_table(arm_rows(group))}")
+    print(f"\n{NOTE}")
+    write_summary(groups, records, arguments.out, arguments.command, "Comparison")
+    print(f"\nRuns, summary.json, summary.md and report.html are in {arguments.out}")
+    return 0
+
+
+def write_summary(
+    groups: Sequence[Group], records: Sequence[RunRecord], out: Path, command: str, title: str
+) -> None:
+    """Write summary.json, summary.md and report.html."""
+    content = {
+        "format": "primum-summary-2",
+        "command": command,
+        "settings": [group.summary() for group in groups],
+    }
+    write_text(out / "summary.json", json.dumps(content, indent=1, allow_nan=False) + "\n")
+    write_text(out / "summary.md", summary_page(groups, command, title))
+    write_text(out / "report.html", render(records, title=title))
+
+
+def tensorboard_writer(folder: Path) -> OnRun:
+    """A callback that writes a run's curves into a folder of its own, atomically, and once.
+
+    Made before the first run, so that a missing package is noticed then.
+    """
+    from torch.utils.tensorboard import SummaryWriter
+
+    def write(run: RunSettings, record: RunRecord) -> None:
+        own = folder / f"{record.arm}-seed{run.seed}-{run.key}"
+        if own.exists():
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".curves-", dir=folder.parent) as draft:
+            with SummaryWriter(os.path.join(draft, "curves")) as writer:
+                for table in (record.curves, record.steps):
+                    for name, values in table.items():
+                        for step, value in zip(table["step"], values, strict=True):
+                            if name not in ("step", "epoch") and value is not None:
+                                writer.add_scalar(name, float(value), int(step))
+            os.replace(os.path.join(draft, "curves"), own)
+
+    return write
+
+
+def report(arguments: argparse.Namespace) -> int:
+    """Write the page of some runs and print their verdicts."""
+    records = read_runs(arguments.runs)
+    write_text(arguments.out, render(records, title=arguments.title))
+    for group in group_runs(records):
+        print(f"{group.title}: {headline(group)}")
+    print(f"\n{len(records)} run(s). Report: {shlex.quote(str(arguments.out))}")
+    return 0
+
+
+def inspect(arguments: argparse.Namespace) -> int:
+    """Measure a model while it trains, or at checkpoints; returns the exit code.
+
+    `run.json` is written after every measurement, so Ctrl-C keeps what is finished.
+    """
+    check_device(arguments.device)
+    settings = inspect_settings(arguments)
+    out: Path = arguments.out
+    with torch_threads(arguments.threads or torch.get_num_threads()):
+        made = environment()
+        del made["runs at a time, one thread each"]
+        made["threads"] = str(torch.get_num_threads())
+        place = Place(Store(out), arguments.data_dir, command=arguments.command, environment=made)
+        data = load_data(settings.data_settings(arguments.data_dir))
+        looks = Looks()
+        trainer = Trainer(settings, data, [looks])
+        done = stopped = False
+        try:
+            for done in _measure(trainer, looks, arguments):
+                record = replace(make_record(trainer, place), complete=done)
+                write_run(record, out / "run.json")
+        except KeyboardInterrupt:
+            stopped = True
+        finally:
+            trainer.close()
+    if not looks.moments or not looks.curves:
+        print("\nStopped before the first measurement. Nothing was written.", file=sys.stderr)
+        return 130
+    record = replace(make_record(trainer, place), complete=done)
+    write_run(record, out / "run.json")
+    write_text(out / "report.html", render([record], title="What does a step do to its samples?"))
+    print(text_table(look_rows(record), left=2))
+    print(f"\nReport: {out / 'report.html'}; data: {out / 'run.json'}")
+    if stopped:
+        print("Stopped; what was finished is kept.", file=sys.stderr)
+    return 130 if stopped else 0
+
+
+def _measure(trainer: Trainer, looks: Looks, arguments: argparse.Namespace):  # type: ignore[no-untyped-def]
+    """Train or load, step by step; yields after each measurement whether it was the last."""
+    if arguments.checkpoint or not arguments.train_steps:
+        for number, path in enumerate(arguments.checkpoint or [None]):
+            step, label = 0, "step 0"
+            if path is not None:
+                found, with_optimizer = load_checkpoint(path, trainer.model, trainer.optimizer)
+                step = number if found is None else found
+                label = path.name + ("" if with_optimizer else " (new optimizer)")
+            looks.look(trainer, label, step=step, first=None if path else trainer.coming)
+            yield number + 1 == len(arguments.checkpoint or [None])
+        return
+    quiet = not sys.stderr.isatty()
+    with tqdm(total=trainer.steps, desc="inspecting", unit="step", disable=quiet) as bar:
+        while not trainer.finished:
+            before = len(looks.moments)
+            trainer.step()
+            bar.update()
+            if len(looks.moments) > before:
+                yield trainer.finished
+
+
+def inspect_settings(arguments: argparse.Namespace) -> RunSettings:
+    """The run of `primum inspect`."""
+    return RunSettings(
+        **{name: getattr(arguments, name) for name in (*INSPECT_SETTINGS, "seed")},
+        steps=max(1, arguments.train_steps),
+        observe_every=1,
+        look=LookSettings(arguments.every, arguments.batches, arguments.radius),
+        arm=Arm("primum", radius=arguments.radius) if arguments.reduce else Arm("base"),
+    )
+
+
+def look_rows(record: RunRecord) -> list[list[str]]:
+    """One row per measurement and weighting, means over its batches; headings first."""
+    columns = ("reor", "reor_real", "harmed", "harmed_real", "sign_right")
+    rows = [["at", "weights", "removed %", "really %", "harmed %", "really %", "sign right %"]]
+    for label in dict.fromkeys(moment["label"] for moment in record.moments):
+        moments = [moment for moment in record.moments if moment["label"] == label]
+        for place, name in enumerate(moments[0]["table"]["weights"]):
+            cells = []
+            for column in columns:
+                values = [moment["table"][column][place] for moment in moments]
+                known = [value for value in values if value is not None and value == value]
+                cells.append(f"{100 * fmean(known):.0f}" if known else "–")
+            rows.append([label if place == 0 else "", name, *cells])
+    return rows

@@ -1,0 +1,245 @@
+"""From runs and measurements to findings: what each claim of the paper rests on here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from statistics import fmean
+from typing import Any
+
+from primum.experiments import claims
+from primum.experiments.claims import TABLES, Cell
+from primum.experiments.formatting import show
+from primum.experiments.judge import Finding, judge_gain, judge_statement
+from primum.experiments.plan import plan
+from primum.experiments.runs import RunRecord
+from primum.experiments.scales import Scale, figure1_runs, multilayer_runs, scaled
+from primum.experiments.settings import RunSettings
+from primum.experiments.statistics import Difference, family, interval
+from primum.experiments.tables import METRICS
+
+Found = Mapping[str, RunRecord]  # by key
+
+
+def runs_of(
+    name: str, scale: Scale, seeds: Sequence[int], device: str = "cpu"
+) -> list[RunSettings]:
+    """The runs behind an experiment; none for those measured by a script of `benchmarks`."""
+    runs: list[RunSettings] = []
+    if name in TABLES:
+        for seed in seeds:
+            for cell in TABLES[name].cells:
+                runs += plan([scaled(cell.settings, scale)], cell.arms, [seed])
+    elif name == "figure1":
+        runs = list(figure1_runs(scale).values())
+    elif name == "multilayer":
+        runs = multilayer_runs(scale)
+    runs = [replace(run, device=device) for run in runs]
+    return list({run.key: run for run in runs}.values())
+
+
+def findings_of(
+    name: str,
+    scale: Scale,
+    seeds: Sequence[int],
+    found: Found,
+    scripts: Mapping[str, Any] | None = None,
+    device: str = "cpu",
+) -> list[Finding]:
+    """Judge all claims of an experiment.
+
+    Args:
+        name: Of the experiment.
+        scale: Of its runs.
+        seeds: That were run.
+        found: Runs by key; claims without runs are "not run".
+        scripts: Results of scripts of `benchmarks` by name.
+        device: Of the runs.
+    """
+    if name in TABLES:
+        return judge_table(name, scale, seeds, found, device)
+    if name == "figure1":
+        runs = {
+            label: found.get(replace(run, device=device).key)
+            for label, run in figure1_runs(scale).items()
+        }
+        return [
+            each
+            for label, run in runs.items()
+            if run is not None
+            for each in judge_moments(label, _last_moments(run), scale)
+        ]
+    if name == "multilayer":
+        tails = [found[run.key] for run in runs_of(name, scale, seeds, device) if run.key in found]
+        return judge_blocks(tails, scale) if len(tails) > 1 else []
+    scripts = scripts or {}
+    if name == "figure2":
+        return [
+            each
+            for source, content in scripts.items()
+            for group in content["groups"]
+            for each in judge_solver(source, group, scale)
+        ]
+    return [judge_size(row, scale) for content in scripts.values() for row in content["sizes"]]
+
+
+def judge_table(
+    name: str, scale: Scale, seeds: Sequence[int], found: Found, device: str = "cpu"
+) -> list[Finding]:
+    """Each cell: the paper's recipe against base, which is its claim, and primum beside it.
+
+    The tests of a recipe over all cells are one family.
+    """
+    cells = [(cell, arm) for cell in TABLES[name].cells for arm in cell.arms]
+    runs: dict[tuple[str, str], tuple[list[RunRecord], list[RunRecord]]] = {}
+    for cell, arm in cells:
+        point = replace(scaled(cell.settings, scale), device=device)
+        base = replace(point, arm=replace(arm, name="base", radius=0.2))
+        keys = [[replace(each, seed=seed).key for seed in seeds]
+                for each in (replace(point, arm=arm), base)]  # fmt: skip
+        if all(key in found for both in keys for key in both):
+            mine, plain = ([found[key] for key in each] for each in keys)
+            runs[cell.label, arm.name] = mine, plain
+    tests: dict[tuple[str, str], Difference] = {}
+    for recipe in ("paper", "primum"):
+        pairs = {}
+        for cell, arm in cells:
+            both = runs.get((cell.label, recipe))
+            if arm.name == recipe and both is not None:
+                values = [[METRICS[cell.metric].of(run) for run in each] for each in both]
+                if not any(value is None for each in values for value in each):
+                    pairs[cell.label, recipe] = values[0], values[1]
+        tests |= family(pairs)  # type: ignore[arg-type]
+    return [
+        _judge_cell(cell, arm.name, tests.get((cell.label, arm.name)), runs, scale)
+        for cell, arm in cells
+    ]
+
+
+def _judge_cell(
+    cell: Cell,
+    recipe: str,
+    test: Difference | None,
+    runs: Mapping[tuple[str, str], tuple[list[RunRecord], list[RunRecord]]],
+    scale: Scale,
+) -> Finding:
+    gain = cell.ours - cell.base
+    paper = f"{cell.base:.2f} -> {cell.ours:.2f} ({gain:+.2f})"
+    paper += "" if cell.time is None else f", {cell.time:.2f}x"
+    ours = "–"
+    if test is not None:
+        both = runs[cell.label, recipe]
+        mine, plain = (
+            interval([METRICS[cell.metric].of(run) or 0.0 for run in each]) for each in both
+        )
+        ours = f"{plain.mean:.2f} -> {mine.mean:.2f} ({show(test.interval, 2, sign='+')})"
+        slow, quick = (fmean(run.final["ms_per_step"] or 0.0 for run in each) for each in both)
+        ours += f", {slow / quick:.2f}x" if quick else ""
+    if recipe == "paper":
+        return judge_gain(cell.label, paper, gain, test, ours, scale)
+    return judge_gain(f"{cell.label}, primum", "", None, test, ours, scale)
+
+
+def _last_moments(run: RunRecord) -> list[dict[str, Any]]:
+    last = max(moment["step"] for moment in run.moments)
+    return [moment for moment in run.moments if moment["step"] == last]
+
+
+def judge_moments(label: str, moments: Sequence[dict[str, Any]], scale: Scale) -> list[Finding]:
+    """Figure 1's three statements about one network."""
+    head = fmean(moment["error"][-1] for moment in moments)
+    middle = fmean(moment["error"][len(moment["error"]) // 2] for moment in moments)
+    reors = [m["table"]["reor"][m["table"]["weights"].index("paper")] for m in moments]
+    known = [reor for reor in reors if reor is not None and math.isfinite(reor)]
+    positive = fmean(reor > 0 for reor in known) if known else math.nan
+    mean = fmean(known) if known else math.nan
+    return [
+        judge_statement(f"{label}: ", claims.HEAD_ERROR, head, f"{head:.2f}", scale,
+                        f"mean over {len(moments)} batches"),
+        judge_statement(f"{label}: ", claims.ERROR_FALLS, head - middle,
+                        f"{head:.2f} (last), {middle:.2f} (half of them)", scale),
+        judge_statement(f"{label}: ", claims.POSITIVE, positive,
+                        f"{100 * positive:.0f}%, mean {mean:+.2f}", scale,
+                        "weights of the paper's recipe"),
+    ]  # fmt: skip
+
+
+def judge_blocks(runs: Sequence[RunRecord], scale: Scale) -> list[Finding]:
+    """Figure 11's statements; the first run is plain training, then by number of blocks."""
+    plain, first, last = runs[0], runs[1], runs[-1]
+    blocks = [int(run.arm_settings["blocks"]) for run in runs]
+    accuracies = [100 * (run.final["test_accuracy"] or 0.0) for run in runs]
+    ms, size = ([run.final[name] or 0.0 for run in (plain, first, last)]
+                for name in ("ms_per_step", "peak_bytes"))  # fmt: skip
+    slower, larger = ms[2] / ms[1], size[2] / max(1, size[1])
+    spread = max(accuracies) - min(accuracies)
+    shown = ", ".join(f"{n}: {value:.2f}" for n, value in zip(blocks, accuracies, strict=True))
+    against = f", last {blocks[-1]} blocks against the last one"
+    mib = 2**20
+    return [
+        judge_statement("", _with(claims.SLOWER, against), slower,
+                        f"{ms[2]:.0f} ms, {slower:.1f}x (plain {ms[0]:.0f} ms)", scale),
+        judge_statement("", _with(claims.LARGER, against), larger,
+                        f"{size[2] / mib:.0f} MiB, {larger:.1f}x (plain {size[0] / mib:.0f} MiB)",
+                        scale),
+        judge_statement("", claims.FLUCTUATES, spread, f"spread {spread:.2f} points ({shown})",
+                        scale, "same seed, extra weights zero"),
+    ]  # fmt: skip
+
+
+def _with(statement: claims.Statement, more: str) -> claims.Statement:
+    return statement._replace(label=statement.label + more)
+
+
+def judge_solver(data: str, group: Mapping[str, Any], scale: Scale) -> list[Finding]:
+    """Figure 2: how much the paper's solver removes, and whether it converges early.
+
+    The paper's own criterion has a tolerance that it does not give; here it is the share of what
+    many more iterations remove.
+    """
+    label = f"{data}, {group['optimizer']}, B={group['batch']}: "
+    arms = [problem["arms"] for problem in group["problems"]]
+    most, many = f"paper {claims.MOST_ITERS}", f"paper {claims.MANY_ITERS}"
+    removed = fmean(each[most]["removed"] for each in arms)
+    early = fmean(each[most]["iterations"] < claims.MOST_ITERS for each in arms)
+    followed = [each for each in arms if many in each]
+    reached = fmean(each[many]["removed"] for each in followed) if followed else 0.0
+    in_time = fmean(each[most]["removed"] for each in followed) if followed else 0.0
+    share = None if not followed else in_time / reached if reached else 1.0
+    return [
+        judge_statement(label, claims.REMOVED, removed,
+                        f"{100 * removed:.0f}%, mean of {len(arms)} problems", scale),
+        judge_statement(label, claims.CONVERGES, share,
+                        f"{100 * in_time:.0f}% after {claims.MOST_ITERS}, "
+                        f"{100 * reached:.0f}% after {claims.MANY_ITERS:,}", scale,
+                        f"stops by a tolerance of 1e-05 on {100 * early:.0f}%"),
+    ]  # fmt: skip
+
+
+def judge_size(row: Mapping[str, Any], scale: Scale) -> Finding:
+    """Tables 3 and 4: whether the factorised matrix is faster where the paper's is."""
+    label = f"{row['optimizer']}, {row['inputs']}x{row['outputs']}, B={row['batch']}"
+    explicit, factorised = row["paper_explicit"], row["paper_factorised"]
+    if factorised is None:
+        return Finding(label, "not in the paper", "–", "not judged")
+    before = f"{explicit[0]:g}" if explicit else "out of memory"
+    paper = f"{before} -> {factorised[0]:g} ms"
+    mine = row["ms"].get("explicit"), row["ms"].get("factorised")
+    ours = (
+        f"{_ms(mine[0])} -> {_ms(mine[1])} ms; "
+        f"primum with its products {_ms(row['ms'].get('primum'))} ms"
+    )
+    if None in mine or explicit is None:
+        return Finding(label, paper, ours, "not run", "the explicit matrix is too large")
+    same = (mine[1] < mine[0]) == (factorised[0] < explicit[0])
+    faster = "factorised" if mine[1] < mine[0] else "explicit"
+    statement = claims.Statement(label, paper, least=1)
+    note = "" if same else f"here the {faster} one is faster"
+    return judge_statement("", statement, float(same), ours, scale, note)
+
+
+def _ms(value: float | None) -> str:
+    if value is None:
+        return "–"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,0 +1,110 @@
+"""Numbers and tables as text: for a terminal and as Markdown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from primum.experiments.statistics import RULE, Difference, Interval
+from primum.experiments.tables import COLUMNS, TESTED, Group
+
+NOTE = (
+    f"Last epoch, mean ± 95% interval over seeds. {RULE} EMA: averaged weights. harmed, taken: "
+    "share of a batch whose loss the plain step, and the step taken, raises, measured in the head. "
+    "steps to, time to: first evaluation from which test loss stays at or below base's final loss, "
+    "as a share of base's total; empty unless every seed got there."
+)
+
+
+def show(value: Interval | None, digits: int, sign: str = "") -> str:
+    """`mean ± half-width`; the mean alone for one value; a dash for None."""
+    if value is None:
+        return "–"
+    width = "" if math.isnan(value.half_width) else f" ± {value.half_width:.{digits}f}"
+    return f"{value.mean:{sign}.{digits}f}{width}"
+
+
+def show_mean(value: Interval | None, digits: int) -> str:
+    """The mean alone; a dash for None."""
+    return "–" if value is None else f"{value.mean:.{digits}f}".replace("-0.00", "0.00")
+
+
+def p_value(value: float) -> str:
+    """Three digits; a dash for NaN."""
+    if math.isnan(value):
+        return "–"
+    return "<0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def with_p(test: Difference | None, digits: int = 1) -> str:
+    """Difference, interval and corrected p-value in one cell."""
+    if test is None:
+        return "–"
+    return f"{show(test.interval, digits, sign='+')} ({p_value(test.adjusted_p)})"
+
+
+def text_table(rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
+    """Aligned columns for a terminal; the first `left` columns are aligned to the left."""
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if place < left else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    )
+
+
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; columns whose first cell is a number are aligned to the right."""
+    rule = ["---:" if rows and _is_number(rows[0][i]) else "---" for i in range(len(head))]
+    return "\n".join("| " + " | ".join(row) + " |" for row in [head, rule, *rows])
+
+
+def _is_number(cell: str) -> bool:
+    return cell.lstrip("+->").replace(".", "", 1).replace("x", "", 1).isdigit()
+
+
+def arm_rows(group: Group) -> list[list[str]]:
+    """One row per arm, headings first; columns without any number are left out."""
+    tests = {metric: group.against_base(metric) for metric in TESTED}
+    rows = [[""]]
+    for name, metric in COLUMNS.items():
+        if name == "ms_per_step":
+            continue
+        rows[0].append(metric.short)
+        if name in TESTED:
+            rows[0] += ["vs base", "Holm p"]
+        if name == "accuracy":
+            rows[0].append("could see")
+    for arm in group.arms:
+        row = [arm]
+        for name, metric in COLUMNS.items():
+            if name == "ms_per_step":
+                continue
+            found = group.interval(arm, name)
+            test = tests[name].get(arm) if name in TESTED else None
+            if name not in TESTED:
+                row.append(show_mean(found, metric.digits))
+                continue
+            row.append(show(found, metric.digits))
+            row.append("–" if test is None else show(test.interval, metric.digits, sign="+"))
+            row.append("–" if test is None else p_value(test.adjusted_p))
+            if name == "accuracy":
+                known = test is not None and not math.isnan(test.smallest)
+                row.append(f"{test.smallest:.2f}" if known and test is not None else "–")
+        rows.append(row)
+    kept = [i for i in range(len(rows[0])) if i == 0 or any(row[i] != "–" for row in rows[1:])]
+    return [[row[i] for i in kept] for row in rows]
+
+
+def summary_page(groups: Sequence[Group], command: str, title: str) -> str:
+    """A Markdown page: a table per group, what it means, and the command."""
+    parts = [f"# {title}"]
+    for group in groups:
+        head, *body = arm_rows(group)
+        parts += [f"## {group.title}", markdown_table(head, body)]
+        listed = [f"{k} {v}" for k, v in group.settings.items() if v not in (None, False)]
+        parts.append(f"Settings: {'; '.join(listed)}.")
+    parts += [NOTE, f"```sh\n{command}\n```"]
+    return "\n\n".join(parts) + "\n"

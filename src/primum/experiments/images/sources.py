@@ -1,0 +1,117 @@
+"""What to load, and what is known of each source."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from primum.experiments.errors import UserError
+
+
+class DataError(UserError):
+    """Data that cannot be used: what is wrong, where, and what to do about it."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a data set is on the Hugging Face hub, and what to expect of it.
+
+    A lazy source stays encoded; its images, of many sizes, are decoded batch by batch.
+    """
+
+    description: str
+    hub: str | None
+    classes: int | None
+    label_columns: tuple[str, ...] = ("label",)
+    lazy: bool = False
+
+
+SOURCES: dict[str, Source] = {
+    "cifar10": Source("60,000 images of 32 x 32 pixels, 10 classes", "uoft-cs/cifar10", 10),
+    "cifar100": Source(
+        "60,000 images of 32 x 32 pixels, 100 classes",
+        "uoft-cs/cifar100",
+        100,
+        ("fine_label", "label"),
+    ),
+    "tiny-imagenet": Source(
+        "110,000 images of 64 x 64 pixels, 200 classes (1.3 GB in memory)",
+        "zh-plus/tiny-imagenet",
+        200,
+    ),
+    "imagenet100": Source(
+        "131,689 photographs, 100 classes of ImageNet (on the hub: 160 pixels on the short side)",
+        "clane9/imagenet-100",
+        100,
+        lazy=True,
+    ),
+    "digits": Source("1,797 handwritten digits of 8 x 8 pixels with noise, as RGB", None, 10),
+    "noisy-digits": Source("the same digits as in the demo: one channel, floats", None, 10),
+    "generated": Source("noisy patterns of 10 classes, made on the spot", None, None),
+}
+
+
+@dataclass(frozen=True)
+class DataSettings:
+    """What to load; plain values, so that a run's settings can be written down and compared.
+
+    Args:
+        name: a key of `SOURCES`, or `owner/name` of another image data set on the hub.
+        data_dir: a folder with Parquet files as on the hub, or one that holds a folder called
+            `name` with them; None fetches from the hub.
+        cache_dir: where decoded images are kept between runs; None keeps them in memory only.
+            For lazy sources, where Hugging Face `datasets` keeps its own files.
+        label_column: the column of class numbers, if not the usual one (`coarse_label`, say).
+        train_size: number of training images; None is all (512 for digits and generated).
+        test_size: number of test images; None is all (256 for generated).
+        balanced: choose these evenly from all classes, instead of the first ones.
+        label_noise: share of training labels replaced by another class, drawn uniformly.
+        noise_seed: which labels are replaced, and by what.
+        image_size: side of generated images (default 32) or of crops of a lazy source (224).
+        classes: number of classes of generated images (default 10).
+    """
+
+    name: str = "cifar10"
+    data_dir: str | None = None
+    cache_dir: str | None = None
+    label_column: str | None = None
+    train_size: int | None = None
+    test_size: int | None = None
+    balanced: bool = False
+    label_noise: float = 0.0
+    noise_seed: int = 0
+    image_size: int | None = None
+    classes: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.name not in SOURCES and "/" not in self.name:
+            raise DataError(
+                f"unknown data {self.name!r}; choose from {', '.join(SOURCES)}, "
+                "or give owner/name of a data set on the Hugging Face hub"
+            )
+        for what in ("train_size", "test_size", "image_size"):
+            value = getattr(self, what)
+            if value is not None and value < 1:
+                raise DataError(f"{what} must be >= 1, got {value}")
+        if not 0.0 <= self.label_noise <= 1.0:
+            raise DataError(f"label_noise must be between 0 and 1, got {self.label_noise}")
+        if self.classes is not None and (self.name != "generated" or self.classes < 2):
+            raise DataError(
+                f"classes is for generated images and must be >= 2, got {self.classes} "
+                f"for {self.name}"
+            )
+        if self.image_size is not None and self.name != "generated" and not self.source.lazy:
+            raise DataError(
+                f"image_size is for generated images and lazy sources; {self.name} has its own"
+            )
+
+    @property
+    def known_shape(self) -> tuple[int, int] | None:
+        """Classes and side of the images, where they are known before anything is loaded."""
+        if self.name == "generated":
+            return self.classes or 10, self.image_size or 32
+        return (10, 8) if self.name in ("digits", "noisy-digits") else None
+
+    @property
+    def source(self) -> Source:
+        """What is known of the source; little, for one that is only known by its hub name."""
+        return SOURCES.get(self.name) or Source("on the hub", self.name, None)

@@ -1,0 +1,164 @@
+"""One run from its start, or its checkpoint, to its file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any
+
+import torch
+
+from primum.experiments.callbacks import Curves, Interference, MiddleBatch, PeakMemory
+from primum.experiments.images import load_data
+from primum.experiments.looks import Looks
+from primum.experiments.runs import RunRecord, run_from
+from primum.experiments.settings import Matched, RunSettings
+from primum.experiments.store import Store
+from primum.experiments.torchrun import current
+from primum.experiments.trainer import Callback, Trainer
+
+APART = 1 << 20  # between the seeds of two ranks, for dropout and the like
+
+OnStep = Callable[[int, int], object]  # steps taken, steps in all
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where and how a sweep is run; nothing here changes a result.
+
+    Args:
+        store: Runs and checkpoints.
+        data_dir: Folder of the data; None is the Hugging Face hub.
+        cache_dir: Where decoded images are kept.
+        checkpoint_seconds: Time between checkpoints; 0 is after each step.
+        workers: Runs at the same time.
+        threads: Of torch, in each run.
+        data_workers: Processes that prepare batches, for each run.
+        command: What was typed, for the record.
+        environment: Versions and hardware, likewise.
+    """
+
+    store: Store
+    data_dir: str | None = None
+    cache_dir: str | None = None
+    checkpoint_seconds: float = 30.0
+    workers: int = 1
+    threads: int = 1
+    data_workers: int = 0
+    command: str = ""
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+def train_run(
+    settings: RunSettings,
+    factors: Matched,
+    place: Place,
+    on_step: OnStep = lambda done, steps: None,
+) -> RunRecord:
+    """Train one run to its end, from its checkpoint if there is one; write it and return it."""
+    data = load_data(settings.data_settings(place.data_dir, place.cache_dir))
+    ranks = current()
+    device = ranks.device(settings.device)
+    with (
+        torch_threads(place.threads),
+        own_random_numbers(settings.seed + APART * ranks.rank, device),
+    ):
+        trainer = Trainer(
+            settings,
+            data,
+            default_callbacks(settings),
+            matched=factors,
+            data_workers=place.data_workers,
+        )
+        state = place.store.load_checkpoint(settings)
+        if state is not None and trainer.continues(state):
+            trainer.load_state_dict(state)
+        with closing(trainer):
+            _train(trainer, place, on_step)
+        # As it will be read from its file: None instead of NaN.
+        record = run_from(make_record(trainer, place).as_dict())
+    if ranks.leads:
+        place.store.save_run(settings, record)
+    ranks.wait()
+    return record
+
+
+def default_callbacks(settings: RunSettings) -> list[Callback]:
+    """What is measured in a run."""
+    if settings.look is not None:
+        return [Looks()]
+    memory = [PeakMemory()] if settings.arm.name == "explicit" else []
+    return [Curves(), Interference(), MiddleBatch(), *memory]
+
+
+def _train(trainer: Trainer, place: Place, on_step: OnStep) -> None:
+    saved = monotonic()
+    on_step(trainer.step_count, trainer.steps)
+    while not trainer.finished:
+        trainer.step()
+        on_step(trainer.step_count, trainer.steps)
+        alone = trainer.ranks.size == 1
+        # Several ranks have to agree on when, without communication.
+        due = monotonic() - saved >= place.checkpoint_seconds if alone else trainer.between_epochs
+        if due and not trainer.finished:
+            trainer.stopwatch.stop()
+            state = trainer.state_dict()
+            if trainer.ranks.leads:
+                place.store.save_checkpoint(trainer.settings, state)
+            saved = monotonic()
+
+
+def make_record(trainer: Trainer, place: Place) -> RunRecord:
+    """The record of a run, finished or not."""
+    settings = trainer.settings
+    final: dict[str, float | None] = {}
+    found: dict[str, Any] = {}
+    for callback in trainer.callbacks:
+        part = callback.fields(trainer)
+        final |= part.pop("final", {})
+        found |= part
+    final["ms_per_step"] = 1e3 * trainer.stopwatch.seconds_per_step
+    taken: dict[str, Any] = {}
+    if settings.arm.name == "lr-matched":
+        taken = {"lr_factors": list(trainer.matched.lr_factors)}
+    elif settings.arm.name == "time-matched":
+        taken = {"steps_factor": trainer.matched.steps_factor}
+    environment = dict(place.environment)
+    if trainer.ranks.size > 1:
+        environment["ranks"] = str(trainer.ranks.size)
+    if trainer.device.type == "cuda":
+        environment["device"] = torch.cuda.get_device_name(trainer.device)
+    return RunRecord(
+        name=settings.title,
+        arm=settings.arm.label,
+        seed=settings.seed,
+        settings=settings.shared(),
+        arm_settings={**settings.arm.settings(), "key": settings.key, **taken},
+        environment=environment,
+        command=place.command,
+        seconds=round(trainer.stopwatch.seconds, 3),
+        complete=trainer.finished,
+        final=final,
+        **found,
+    )
+
+
+@contextmanager
+def own_random_numbers(seed: int, device: torch.device) -> Iterator[None]:
+    """Seed the global generators (dropout and the like) for a block, and restore them after."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        yield
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

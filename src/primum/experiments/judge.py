@@ -1,0 +1,135 @@
+"""The one judge of the paper's claims: from what was observed to a status, and to text."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from primum.experiments.claims import Statement
+from primum.experiments.formatting import markdown_table, p_value, text_table
+from primum.experiments.runs import without_nan
+from primum.experiments.scales import Scale
+from primum.experiments.statistics import Difference
+
+Status = Literal["reproduced", "not reproduced", "not run", "not judged"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One claim beside what was observed.
+
+    Attributes:
+        claim: What the paper states, in a few words or as the place in its table.
+        paper: Its value, as text.
+        ours: Ours.
+        status: Whether they agree; smoke runs are not judged.
+        note: The reason, or further information.
+        adjusted_p: Of the test behind it, corrected for the family; None without a test.
+    """
+
+    claim: str
+    paper: str
+    ours: str
+    status: Status
+    note: str = ""
+    adjusted_p: float | None = None
+
+
+def judge_statement(
+    label: str, statement: Statement, value: float | None, ours: str, scale: Scale, note: str = ""
+) -> Finding:
+    """Reproduced if the measured value lies within the statement's bounds."""
+    claim = f"{label}{statement.label}"
+    if value is None:
+        return Finding(claim, statement.paper, "–", "not run", note)
+    holds = statement.least <= value <= statement.most
+    return Finding(claim, statement.paper, ours, _status(holds, scale), note)
+
+
+def judge_gain(
+    claim: str,
+    paper: str,
+    gain: float | None,
+    test: Difference | None,
+    ours: str,
+    scale: Scale,
+) -> Finding:
+    """Reproduced if a difference from base is seen, by the rule, and has the paper's sign.
+
+    `gain` is the paper's; None for a method about which the paper claims nothing.
+    """
+    if test is None:
+        return Finding(claim, paper, "–", "not run")
+    p = None if math.isnan(test.adjusted_p) else test.adjusted_p
+    if scale == "smoke" or test.interval.count < 2:
+        why = "smoke" if scale == "smoke" else "one seed gives no interval"
+        return Finding(claim, paper, ours, "not judged", why, p)
+    note = f"{test.verdict} than base, Holm p {p_value(test.adjusted_p)}"
+    if not test.seen:
+        note = f"no difference seen; {test.interval.count} seeds could see {test.smallest:.2f}"
+    if gain is None:
+        return Finding(claim, paper, ours, "not judged", note, p)
+    agrees = test.seen and (test.interval.mean > 0) == (gain > 0)
+    return Finding(claim, paper, ours, _status(agrees, scale), note, p)
+
+
+def _status(holds: bool, scale: Scale) -> Status:
+    if scale == "smoke":
+        return "not judged"
+    return "reproduced" if holds else "not reproduced"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The findings of an experiment."""
+
+    name: str
+    title: str
+    scale: Scale
+    findings: tuple[Finding, ...]
+    command: str
+    environment: dict[str, str]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def verdict(self) -> str:
+        """How many claims were reproduced."""
+        judged = [f for f in self.findings if f.status in ("reproduced", "not reproduced")]
+        if not judged:
+            kinds = {finding.status for finding in self.findings}
+            return "not judged" if "not judged" in kinds else "not run"
+        good = sum(finding.status == "reproduced" for finding in judged)
+        left = sum(finding.status == "not run" for finding in self.findings)
+        return f"{good} of {len(judged)} reproduced" + (f", {left} not run" if left else "")
+
+    def text(self) -> str:
+        """For a terminal."""
+        rows = [["claim", "paper", "ours", "", ""], *map(_cells, self.findings)]
+        return f"{self.title}, {self.scale}\n\n{text_table(rows, left=5)}\n\n{self.verdict}"
+
+    def markdown(self, level: int = 1) -> str:
+        """A page, or a section of one, without the environment."""
+        table = markdown_table(["claim", "the paper", "here", "", ""], _rows(self.findings))
+        parts = [f"{'#' * level} {self.title}", f"**{self.verdict}**", *self.notes, table]
+        return "\n\n".join([*parts, f"```sh\n{self.command}\n```"])
+
+    def page(self) -> str:
+        """The page `primum reproduce` writes."""
+        made = ", ".join(f"{key} {value}" for key, value in self.environment.items())
+        return f"{self.markdown()}\n\nScale: {self.scale}. {made}\n"
+
+    def json(self) -> str:
+        """Everything, for a file."""
+        content = {"format": "primum-reproduction-1", **asdict(self), "verdict": self.verdict}
+        return json.dumps(without_nan(content), indent=1, allow_nan=False) + "\n"
+
+
+def _cells(finding: Finding) -> list[str]:
+    return [finding.claim, finding.paper, finding.ours, finding.status, finding.note]
+
+
+def _rows(findings: Sequence[Finding]) -> list[list[str]]:
+    return [_cells(finding) for finding in findings]

@@ -1,0 +1,251 @@
+"""From an arm to what the trainer needs of it: a backward pass, a reducer, a radius per step."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+import primum
+from primum import Reducer, StepReport
+from primum.diagnostics import Probe, measure
+from primum.experiments.arms import Arm
+from primum.experiments.augment.mix import soft_targets
+from primum.experiments.errors import UserError
+from primum.experiments.images.batches import Batch
+from primum.experiments.settings import RunSettings
+from primum.experiments.weightings import (
+    ByLoss,
+    Normalised,
+    Permuted,
+    Reduced,
+    UpGrad,
+    VaryingPaper,
+)
+from primum.paper import PaperSettings
+from primum.paper.multilayer import MultiLayer, split
+from primum.recipe import Primum, Recipe
+
+SURE = 1e-12  # least `1 - p` in the focal loss, whose power has no gradient at 0
+NETWORK_ITERS = 50  # of the whole network's problem
+CHUNK = 32  # samples whose gradients are computed at a time
+
+
+class Method:
+    """One arm attached to one model: weights from a recipe, or none.
+
+    Args:
+        settings: Of the run.
+        model: To be trained; DistributedDataParallel over several ranks.
+        optimizer: Of its parameters.
+        scaler: For fp16.
+
+    Attributes:
+        weighs: Whether extra weights are applied; otherwise steps are only observed.
+    """
+
+    def __init__(
+        self,
+        settings: RunSettings,
+        model: nn.Module,
+        optimizer: Optimizer,
+        scaler: torch.amp.GradScaler | None = None,
+    ) -> None:
+        self.settings, self.arm = settings, settings.arm
+        self.model, self.optimizer, self.scaler = model, optimizer, scaler
+        recipe = make_recipe(self.arm, settings.seed)
+        self.weighs = recipe is not None
+        self.recipe = recipe if isinstance(recipe, Reduced | VaryingPaper) else None
+        self.reducer: Reducer | None
+        if recipe is None:
+            radius = settings.look.radius if settings.look is not None else self.arm.radius
+            self.reducer = primum.observe(model, optimizer, radius=radius, scaler=scaler)
+        else:
+            self.reducer = primum.attach(model, optimizer, recipe=recipe, scaler=scaler)
+
+    @property
+    def last(self) -> StepReport | None:
+        """Report of the last observed step."""
+        return None if self.reducer is None else self.reducer.last
+
+    def observed(self, place: int) -> bool:
+        """Whether the step at this place in its epoch is reported on, which takes time."""
+        return self.weighs or place % self.settings.observe_every == 0
+
+    def backward(self, batch: Batch, step: int, steps: int, *, observed: bool) -> Tensor:
+        """Fill the gradients of a step; returns the mean loss."""
+        with autocast(self.settings):
+            logits = self.model(batch.images)
+        losses = self.losses(logits, batch.targets)
+        if self.reducer is not None:
+            self.reducer.enabled = observed
+        if self.recipe is not None:
+            self.recipe.radius = self.arm.radius * radius_share(self.arm, step, steps)
+        if isinstance(self.recipe, Reduced):
+            self.recipe.losses = losses.detach()
+        loss = losses.mean()
+        target = self.weighted(losses, batch)
+        (target if self.scaler is None else self.scaler.scale(target)).backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+    def losses(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Per-sample losses. [B, classes], [B] or [B, classes] -> [B]."""
+        smoothing = self.settings.label_smoothing
+        if self.arm.name == "focal":
+            return focal_losses(logits, targets, self.arm.focal_gamma, smoothing)
+        return cross_entropies(logits, targets, smoothing)
+
+    def weighted(self, losses: Tensor, batch: Batch) -> Tensor:
+        """The scalar to differentiate; weights of a recipe come in during its backward pass."""
+        return losses.mean()
+
+    def remove(self) -> None:
+        """Detach from the model."""
+        if self.reducer is not None:
+            self.reducer.remove()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self.reducer is None else self.reducer.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self.reducer is not None:
+            self.reducer.load_state_dict(state)
+
+
+class WholeNetwork(Method):
+    """Weights of the whole network's problem, solved at every step."""
+
+    def observed(self, place: int) -> bool:
+        return False  # the hook would see gradients that are weighted already
+
+    def weighted(self, losses: Tensor, batch: Batch) -> Tensor:
+        probe = Probe(
+            self.model,
+            self.optimizer,
+            nn.CrossEntropyLoss(),
+            batch.images,
+            batch.targets,
+            chunk_size=CHUNK,
+        )
+        problem = measure(probe).problem(radius=self.arm.radius)
+        self.weights = primum.solve(problem, NETWORK_ITERS).extra_weights.to(losses.dtype)
+        return ((1 + self.weights) * losses).mean()
+
+
+class Explicit(Method):
+    """Explicit gradients of the last blocks of a chain (paper, Alg. 8), with radius 0."""
+
+    def __init__(
+        self,
+        settings: RunSettings,
+        model: nn.Module,
+        optimizer: Optimizer,
+        scaler: torch.amp.GradScaler | None = None,
+    ) -> None:
+        self.settings, self.arm = settings, settings.arm
+        self.model, self.optimizer, self.scaler = model, optimizer, scaler
+        self.reducer, self.recipe, self.weighs = None, None, False
+        self.explicit: MultiLayer | None = None
+        if not isinstance(model, nn.Sequential):
+            raise UserError("arm explicit needs a chain of blocks; use --model resnet20-chain")
+        if self.arm.blocks > 0:
+            self.backbone, last = split(model, self.arm.blocks)
+            zero = PaperSettings(radius=0.0)
+            self.explicit = MultiLayer(last, optimizer, F.cross_entropy, zero)
+
+    def observed(self, place: int) -> bool:
+        return False
+
+    def backward(self, batch: Batch, step: int, steps: int, *, observed: bool) -> Tensor:
+        if self.explicit is None:
+            return super().backward(batch, step, steps, observed=observed)
+        return self.explicit.backward(self.backbone(batch.images), batch.targets).detach()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self.explicit is None else self.explicit.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if self.explicit is not None:
+            self.explicit.load_state_dict(state)
+
+
+def make_method(
+    settings: RunSettings,
+    model: nn.Module,
+    optimizer: Optimizer,
+    scaler: torch.amp.GradScaler | None = None,
+) -> Method:
+    """Attach the run's arm to a model.
+
+    Raises:
+        UserError: The model cannot be used; the message names it.
+    """
+    kind = {"network": WholeNetwork, "explicit": Explicit}.get(settings.arm.name, Method)
+    try:
+        return kind(settings, model, optimizer, scaler)
+    except UserError:
+        raise
+    except ValueError as error:
+        way_out = (
+            "; here, give the model a get_classifier() method" if "head=" in str(error) else ""
+        )
+        raise UserError(f"{settings.model}: {error}{way_out}") from error
+
+
+def make_recipe(arm: Arm, seed: int) -> Recipe | None:
+    """The recipe of an arm; None for arms whose weights do not come from a recipe."""
+    own = Primum(arm.radius, arm.max_extra_weight, arm.max_iters)
+    match arm.name:
+        case "primum":
+            return own if arm.radius_schedule == "constant" else Reduced(own)
+        case "paper":
+            return VaryingPaper(PaperSettings(arm.radius, arm.max_extra_weight))
+        case "permuted":
+            return Permuted(own, seed)
+        case "normalised":
+            return Normalised(own)
+        case "loss-weighted":
+            return ByLoss(own)
+        case "upgrad":
+            return UpGrad(mean_one=arm.upgrad_scale == "mean-1")
+    return None
+
+
+def autocast(settings: RunSettings) -> Any:
+    """Context for forward passes in the run's precision."""
+    dtype = torch.float16 if settings.precision == "fp16" else torch.bfloat16
+    kind = torch.device(settings.device).type
+    return torch.autocast(kind, dtype=dtype, enabled=settings.precision != "fp32")
+
+
+def cross_entropies(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
+    """[B, classes], labels [B] or soft targets [B, classes] -> [B]."""
+    return F.cross_entropy(logits.float(), targets, label_smoothing=smoothing, reduction="none")
+
+
+def focal_losses(logits: Tensor, targets: Tensor, gamma: float, smoothing: float = 0.0) -> Tensor:
+    """Focal loss (Lin et al., 2017): cross entropy, each term times `(1 - p) ** gamma`.
+
+    [B, classes], labels [B] or soft targets [B, classes] -> [B].
+    """
+    classes = logits.shape[1]
+    if targets.dim() == 1:
+        soft = soft_targets(targets, classes, smoothing)
+    else:
+        soft = (1 - smoothing) * targets + smoothing / classes
+    logs = F.log_softmax(logits.float(), dim=1)
+    return -(soft * (1 - logs.exp()).clamp_min(SURE).pow(gamma) * logs).sum(1)
+
+
+def radius_share(arm: Arm, step: int, steps: int) -> float:
+    """Radius of a step, as a share of the arm's largest."""
+    if arm.radius_schedule == "constant":
+        return 1.0
+    way, shape = arm.radius_schedule.split("-")
+    done = step / max(1, steps - 1)
+    risen = done if shape == "linear" else 0.5 - 0.5 * math.cos(math.pi * done)
+    return risen if way == "grow" else 1 - risen

@@ -1,0 +1,153 @@
+"""Command-line options made from settings, and settings made from options."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from primum.experiments.arms import ARMS, Arm, arm_settings
+from primum.experiments.settings import RunSettings, run_options
+
+
+def at_least(least: int) -> Any:
+    """An argparse type: a whole number from `least` up."""
+
+    def whole(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"must be a whole number from {least} up, got {text}")
+        return int(text)
+
+    return whole
+
+
+def add_settings(parser: argparse.ArgumentParser, only: Sequence[str] = ()) -> None:
+    """One option per setting of a run, each with several values, which make a grid of runs.
+
+    `only` names some of the settings, which then have one value each.
+    """
+    several = "" if only else "; several values make a grid"
+    group = parser.add_argument_group(f"what to train{several}")
+    for each in run_options():
+        if only and each.name not in only:
+            continue
+        kind, about, choices = (each.metadata[name] for name in ("kind", "help", "choices"))
+        option = "--" + each.name.replace("_", "-")
+        if kind is bool:
+            group.add_argument(
+                option, action=argparse.BooleanOptionalAction, default=each.default, help=about
+            )
+            continue
+        group.add_argument(
+            option,
+            nargs=None if only else "+",
+            type=kind,
+            choices=choices,
+            default=each.default,
+            metavar=None if choices else _metavar(kind),
+            help=about if each.default is None else f"{about} (%(default)s)",
+        )
+
+
+def add_arms(parser: argparse.ArgumentParser) -> None:
+    """Which arms, and their settings."""
+    listed = "; ".join(f"{name}: {info.about}" for name, info in ARMS.items())
+    group = parser.add_argument_group("arms")
+    group.add_argument(
+        "--arms",
+        nargs="+",
+        default=["base", "primum"],
+        metavar="ARM",
+        help=f"{listed}. base is always run. A setting may be added: primum@radius=0.4",
+    )
+    for each in arm_settings():
+        kind, about, choices = (each.metadata[name] for name in ("kind", "help", "choices"))
+        group.add_argument(
+            "--" + each.name.replace("_", "-"),
+            type=kind,
+            choices=choices,
+            metavar=None if choices else _metavar(kind),
+            help=about,
+        )
+
+
+def add_place(parser: argparse.ArgumentParser, out: str) -> None:
+    """Where to read and write, and how many processes to use."""
+    group = parser.add_argument_group("where and how many processes")
+    group.add_argument(
+        "--data-dir", metavar="DIR", help="folder with the data's Parquet files; else the hub"
+    )
+    group.add_argument("--cache-dir", metavar="DIR", help="where decoded images are kept")
+    group.add_argument(
+        "--out", type=Path, default=Path(out), metavar="DIR", help="folder for runs (%(default)s)"
+    )
+    group.add_argument(
+        "--workers",
+        type=at_least(1),
+        default=1,
+        metavar="K",
+        help="runs at a time, at most the cores (1)",
+    )
+    group.add_argument(
+        "--threads", type=at_least(1), default=1, metavar="N", help="of torch, per run (1)"
+    )
+    group.add_argument(
+        "--data-workers",
+        type=at_least(0),
+        default=0,
+        metavar="N",
+        help="processes that prepare images, per run; useful for photographs (0)",
+    )
+    group.add_argument(
+        "--checkpoint-seconds",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="time between checkpoints (30)",
+    )
+
+
+def points(arguments: argparse.Namespace) -> list[RunSettings]:
+    """The grid of settings; arm and seed are still at their defaults."""
+    values: dict[str, list[Any]] = {}
+    for each in run_options():
+        given = getattr(arguments, each.name)
+        values[each.name] = given if isinstance(given, list) else [given]
+    return [
+        RunSettings(**dict(zip(values, chosen, strict=True)))
+        for chosen in itertools.product(*values.values())
+    ]
+
+
+def arms(arguments: argparse.Namespace) -> list[Arm]:
+    """The chosen arms, each with the common settings that it accepts."""
+    given = {
+        each.name: value
+        for each in arm_settings()
+        if (value := getattr(arguments, each.name)) is not None
+    }
+    return [Arm.parse(text, given) for text in arguments.arms]
+
+
+def typed_command(typed: Sequence[str]) -> str:
+    """The command line without folders of this machine."""
+    words = list(typed)
+    for place, word in enumerate(words):
+        option, equals, value = word.partition("=")
+        if option in ("--data-dir", "--cache-dir", "--out", "-o"):
+            if equals:
+                words[place] = f"{option}={_without_folder(option, value)}"
+            elif place + 1 < len(words):
+                words[place + 1] = _without_folder(option, words[place + 1])
+    return shlex.join(["primum", *words])
+
+
+def _without_folder(option: str, value: str) -> str:
+    return Path(value).name if option in ("--out", "-o") else "DIR"
+
+
+def _metavar(kind: Any) -> str:
+    return {int: "N", float: "X"}.get(kind, "NAME")

@@ -1,0 +1,270 @@
+"""Tables and plots of docs/results.md, docs/claims.md and docs/tutorial.md, from stored runs.
+
+Tables stand between `<!-- table NAME -->` and `<!-- end -->`; the text around them is written by
+hand.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from primum.experiments.files import write_text
+from primum.experiments.formatting import markdown_table, show, show_mean, with_p
+from primum.experiments.results_plots import results_plots
+from primum.experiments.settings import OPTIMIZERS
+from primum.experiments.statistics import Difference, family, interval
+from primum.experiments.studies import STUDIES
+from primum.experiments.study_results import MAIN, Results, in_words, named
+from primum.experiments.tables import Group
+from primum.experiments.tutorial_page import MAKERS as TUTORIAL
+from primum.experiments.tutorial_page import tutorial_plots
+
+RADII = {"base": "0", "primum@radius=0.1": "0.1", "primum": "0.2", "primum@radius=0.4": "0.4",
+         "primum@radius=0.8": "0.8"}  # fmt: skip
+MARK = re.compile(r"(<!-- table ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def overview(results: Results) -> str:
+    """Every setting: base, and what each recipe adds."""
+    rows = []
+    for name, group, tests in results.overview:
+        cells = [name, show(group.interval("base", "accuracy"), 1)]
+        for arm in MAIN:
+            text = "–"
+            if arm in tests:
+                found = tests[arm].interval
+                text = f"{show(found, 1, sign='+')} ({found.count})"
+                text = f"**{text}**" if tests[arm].seen else text
+            cells.append(text)
+        rows.append(cells)
+    return markdown_table(["setting", "base, %", *(f"{named(arm)} - base" for arm in MAIN)], rows)
+
+
+def counts(results: Results) -> str:
+    """How often each recipe was seen to be better, worse, or neither, over all settings."""
+    rows = []
+    for arm in MAIN:
+        tests = [found[arm] for _, _, found in results.overview if arm in found]
+        verdicts = [test.verdict for test in tests]
+        better, worse = verdicts.count("higher"), verdicts.count("lower")
+        above = sum(test.interval.mean > 0 for test in tests)
+        number = [len(tests), better, len(tests) - better - worse, worse]
+        rows.append([named(arm), *map(str, number), f"{above} of {len(tests)}"])
+    head = ["", "settings", "better", "no difference seen", "worse", "mean above base"]
+    return markdown_table(head, rows)
+
+
+def arms_table(results: Results, study: str) -> str:
+    """A study of one or few settings, arm by arm."""
+    parts, groups = [], results.groups(study)
+    for group in groups:
+        tests, others = group.against_base("accuracy"), group.focus_against("accuracy")
+        rows = [
+            [*_arm(group, arm, tests), with_p(others.get(arm)),
+             show(group.interval(arm, "loss"), 3),
+             show_mean(group.interval(arm, "harmed_taken"), 0),
+             show_mean(group.interval(arm, "extra_weight"), 2),
+             show_mean(group.interval(arm, "time_ratio"), 2),
+             show(group.interval(arm, "steps_to_base"), 2)]
+            for arm in group.arms
+        ]  # fmt: skip
+        head = ["arm", "seeds", "accuracy, %", "- base (Holm p)", "primum - arm (Holm p)",
+                "test loss", "harmed, %", "extra", "time x", "steps to"]  # fmt: skip
+        title = f"{in_words(group.settings)}:\n\n" if len(groups) > 1 else ""
+        parts.append(title + markdown_table(head, rows))
+    return "\n\n".join(parts)
+
+
+def _arm(group: Group, arm: str, tests: dict[str, Difference]) -> list[str]:
+    seeds = str(len(group.arms[arm]))
+    return [named(arm), seeds, show(group.interval(arm, "accuracy"), 1), with_p(tests.get(arm))]
+
+
+def grid(results: Results, study: str, heading: str, label: Callable[[dict[str, Any]], str]) -> str:
+    """A study with several settings, one line for each; all differences are one family."""
+    groups = results.groups(study)
+    arms = [arm for arm in MAIN if any(arm in group.arms for group in groups)]
+    pairs = {
+        (place, arm): pair
+        for place, group in enumerate(groups)
+        for arm in arms
+        if (pair := group.pair(arm, "base", "accuracy")) is not None
+    }
+    tests = family(pairs)
+    rows = []
+    for place, group in enumerate(groups):
+        found = [tests.get((place, arm)) for arm in arms]
+        missed = [test.smallest for test in found if test is not None]
+        base = show(group.interval("base", "accuracy"), 1)
+        row = [label(group.settings), str(len(group.arms["base"])), base, *map(with_p, found)]
+        rows.append([*row, f"{max(missed):.1f}" if missed else "–"])
+    head = [heading, "seeds", "base, %", *(f"{named(arm)} - base (Holm p)" for arm in arms)]
+    return markdown_table([*head, "could see"], rows)
+
+
+def radius(results: Results) -> str:
+    """Accuracy and mean extra weight by radius, for each optimizer."""
+    groups = {OPTIMIZERS[group.settings["optimizer"]]: group for group in results.groups("radius")}
+    rows = []
+    for arm, value in RADII.items():
+        row = [value]
+        for group in groups.values():
+            row += [
+                show(group.interval(arm, "accuracy"), 1),
+                show(group.interval(arm, "loss"), 3),
+                show_mean(group.interval(arm, "harmed_taken"), 0),
+                show_mean(group.interval(arm, "extra_weight"), 2),
+            ]
+        rows.append(row)
+    head = ["radius"]
+    for name in groups:
+        head += [f"{name}: accuracy, %", "test loss", "harmed, %", "extra"]
+    return markdown_table(head, rows)
+
+
+def rates(results: Results, study: str) -> str:
+    """Accuracy by learning rate, and best against best; a best at the edge is marked."""
+    groups = sorted(results.groups(study), key=lambda group: group.settings["lr"])
+    arms = ["base", *(arm for arm in MAIN if any(arm in group.arms for group in groups))]
+    means = {arm: [group.interval(arm, "accuracy") for group in groups] for arm in arms}
+    rows = [
+        [f"{group.settings['lr']:g}", *(show(means[arm][place], 1) for arm in arms)]
+        for place, group in enumerate(groups)
+    ]
+    best = {
+        arm: max((found.mean, place) for place, found in enumerate(values) if found is not None)[1]
+        for arm, values in means.items()
+    }
+    row = ["best"]
+    for arm, place in best.items():
+        edge = " (edge)" if place in (0, len(groups) - 1) else ""
+        row.append(f"{show(means[arm][place], 1)} at {groups[place].settings['lr']:g}{edge}")
+    rows.append(row)
+    ends = {arm: groups[place].table.loc[arm]["accuracy"].tolist() for arm, place in best.items()}
+    tests = family({arm: (ends[arm], ends["base"]) for arm in arms[1:]})
+    changes = [show(test.interval, 1, sign="+") for test in tests.values()]
+    rows.append(["best - best of base", "–", *changes])
+    return markdown_table(["learning rate", *map(named, arms)], rows)
+
+
+def long(results: Results, study: str) -> str:
+    """A long schedule: last epoch, training and test loss, and accuracy on the way."""
+    (group,) = results.groups(study)
+    tests, rows = group.against_base("accuracy"), []
+    for arm, runs in group.arms.items():
+        losses = [run.final["train_loss"] for run in runs]
+        row = _arm(group, arm, tests)
+        row.append(f"{tests[arm].smallest:.1f}" if arm in tests else "–")
+        row.append(show(group.interval(arm, "steps_to_base"), 2))
+        row.append(show(interval([each for each in losses if each is not None]), 3))
+        row.append(show(group.interval(arm, "loss"), 3))
+        for epoch in (5, 10, 20, 40):
+            place = runs[0].curves["epoch"].index(epoch)
+            row.append(f"{100 * fmean(run.curves['test_accuracy'][place] for run in runs):.1f}")
+        rows.append(row)
+    head = ["arm", "seeds", "accuracy, %", "- base (Holm p)", "could see", "steps to",
+            "train loss, last 5 epochs", "test loss", "epoch 5", "10", "20", "40"]  # fmt: skip
+    return markdown_table(head, rows)
+
+
+def verdicts(results: Results) -> str:
+    """Each experiment of the paper in a line."""
+    rows = [[outcome.title, outcome.verdict] for outcome in results.outcomes]
+    return markdown_table(["part of the paper", "at `small`"], rows)
+
+
+def claims(results: Results) -> str:
+    """Claim by claim."""
+    return "\n\n".join(outcome.markdown(level=2) for outcome in results.outcomes)
+
+
+def machine(results: Results) -> str:
+    """Versions and hardware of all runs."""
+    found: dict[str, dict[str, None]] = {}
+    for name, runs in results.runs.items():
+        for run in runs if name != "tutorial" else ():
+            for key, value in run.environment.items():
+                found.setdefault(key, {})[value] = None
+    return markdown_table(["", ""], [[name, ", ".join(values)] for name, values in found.items()])
+
+
+def commands(results: Results) -> str:
+    """What each study is, and how it was made."""
+    parts = []
+    for name, study in STUDIES.items():
+        made, planned = len(results.runs[name]), len(study.runs())
+        if made and name != "tutorial":
+            rest = "" if made == planned else f" of {planned}"
+            parts.append(f"* `{name}`, {made}{rest} runs: `{study.command}`")
+    return "\n".join(parts)
+
+
+MAKERS: dict[str, Callable[[Results], str]] = {
+    "overview": overview,
+    "counts": counts,
+    "radius": radius,
+    "long-sgd": lambda r: long(r, "long-sgd"),
+    "noise": lambda r: grid(r, "noise", "wrong labels", lambda s: f"{s['label_noise']:.0%}"),
+    "batches-sgd": lambda r: grid(r, "batches-sgd", "SGD", lambda s: f"B {s['batch_size']}"),
+    "batches-adamw": lambda r: grid(r, "batches-adamw", "AdamW", lambda s: f"B {s['batch_size']}"),
+    "cifar100": lambda r: grid(r, "cifar100", "", lambda s: OPTIMIZERS[s["optimizer"]]),
+    "rates-sgd": lambda r: rates(r, "rates-sgd"),
+    "rates-adamw": lambda r: rates(r, "rates-adamw"),
+    "controls-sgd": lambda r: arms_table(r, "controls-sgd"),
+    "controls-adamw": lambda r: arms_table(r, "controls-adamw"),
+    "vit": lambda r: arms_table(r, "vit"),
+    "resnet": lambda r: arms_table(r, "resnet"),
+    "upgrad": lambda r: arms_table(r, "upgrad"),
+    "verdicts": verdicts,
+    "claims": claims,
+    "commands": commands,
+    "machine": machine,
+}
+PLOTS = {
+    "overview": "Differences from base for all settings, as points with intervals",
+    "controls-sgd": "Test accuracy over seconds of training, SGD",
+    "controls-adamw": "Test accuracy over seconds of training, AdamW",
+    "rates-sgd": "Test accuracy by learning rate, SGD",
+    "rates-adamw": "Test accuracy by learning rate, AdamW",
+    "long-sgd": "Test accuracy over 40 epochs, SGD",
+}
+
+
+def filled(text: str, results: Results) -> str:
+    """A page with the tables of the results."""
+
+    def fill(match: re.Match[str]) -> str:
+        name = match[2]
+        there = name not in STUDIES or results.runs[name]
+        made = (MAKERS | TUTORIAL)[name](results) if there else "Not run yet."
+        if there and name in PLOTS:
+            made += f"\n\n![{PLOTS[name]}](images/results-{name}.png)"
+        return f"{match[1]}\n{made}\n\n{match[3]}"
+
+    return MARK.sub(fill, text)
+
+
+def make_pages(folder: Path, docs: Path, *, check: bool = False) -> int:
+    """Write tables and plots of the docs; with `check`, only say whether a table would change."""
+    results = Results(folder)
+    pages = [docs / f"{name}.md" for name in ("results", "claims", "tutorial")]
+    before = [page.read_text(encoding="utf-8") for page in pages]
+    after = [filled(text, results) for text in before]
+    if check:
+        changed = [page.name for page, a, b in zip(pages, before, after, strict=True) if a != b]
+        if changed:
+            print(f"out of date: {', '.join(changed)}; run this without --check")
+        return int(bool(changed))
+    for page, text in zip(pages, after, strict=True):
+        write_text(page, text)
+    drawn = results_plots(results) | tutorial_plots(results.runs["tutorial"])
+    for name, figure in drawn.items():
+        path = docs / "images" / f"{name}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=130, facecolor="white", metadata={"Software": None})
+        print(f"wrote {path.name}")
+    return 0

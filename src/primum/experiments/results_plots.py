@@ -1,0 +1,100 @@
+"""Plots of docs/results.md."""
+
+from __future__ import annotations
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from primum.diagnostics.figures.style import canvas, looks, styled
+from primum.experiments.plots import curves
+from primum.experiments.settings import OPTIMIZERS
+from primum.experiments.study_results import Results, named
+from primum.experiments.tables import Group
+
+MAIN = ["base", "paper", "primum", "primum@radius=0.4"]
+
+
+def results_plots(results: Results) -> dict[str, Figure]:
+    """By file name."""
+    drawn = {"results-overview": forest(results)}
+    for optimizer, title in OPTIMIZERS.items():
+        if results.runs.get(f"rates-{optimizer}"):
+            drawn[f"results-rates-{optimizer}"] = rates(results.groups(f"rates-{optimizer}"), title)
+        if results.runs.get(f"controls-{optimizer}"):
+            (group,) = results.groups(f"controls-{optimizer}")
+            arms = {named(arm): group.arms[arm] for arm in MAIN if arm in group.arms}
+            drawn[f"results-controls-{optimizer}"] = curves(
+                arms, "test_accuracy", by="seconds", title=title
+            )
+        if results.runs.get(f"long-{optimizer}"):
+            (group,) = results.groups(f"long-{optimizer}")
+            drawn[f"results-long-{optimizer}"] = curves(
+                {named(a): runs for a, runs in group.arms.items()}, "test_accuracy", title=title
+            )
+    return drawn
+
+
+@styled
+def forest(results: Results) -> Figure:
+    """Differences from base with their intervals, one line per setting."""
+    rows = results.overview
+    figure, axes = canvas(8.2, 0.9 + 0.42 * len(rows))
+    look = looks(MAIN)
+    for place, (_, _, tests) in enumerate(rows):
+        for number, arm in enumerate(MAIN[1:]):
+            if arm in tests:
+                found = tests[arm].interval
+                axes.errorbar(
+                    found.mean,
+                    -place + 0.22 * (1 - number),
+                    xerr=found.half_width,
+                    color=look[arm].colour,
+                    marker=look[arm].marker,
+                    capsize=2,
+                    linewidth=1.2,
+                )
+    axes.axvline(0, color="#010203", linewidth=0.8)
+    axes.set_yticks([-place for place in range(len(rows))], [name for name, _, _ in rows])
+    axes.set_ylim(-len(rows) + 0.4, 0.6)
+    axes.tick_params(axis="y", length=0, labelsize=8)
+    for place in range(len(rows) - 1):
+        axes.axhline(-place - 0.5, color="#999999", linewidth=0.3)
+    axes.set_xlabel("points of test accuracy above base")
+    handles = [
+        Line2D([], [], color=look[arm].colour, marker=look[arm].marker, label=named(arm))
+        for arm in MAIN[1:]
+    ]
+    figure.legend(handles=handles, loc="outside upper right", ncols=3)
+    return figure
+
+
+@styled
+def rates(groups: list[Group], title: str) -> Figure:
+    """Accuracy by learning rate."""
+    figure, axes = canvas()
+    groups = sorted(groups, key=lambda group: group.settings["lr"])
+    for number, (arm, look) in enumerate(looks(MAIN).items()):
+        known = [
+            (g.settings["lr"], found) for g in groups if (found := g.interval(arm, "accuracy"))
+        ]
+        if known:
+            axes.errorbar(
+                [lr * 1.03 ** (number - 1.5) for lr, _ in known],  # side by side
+                [found.mean for _, found in known],
+                yerr=np.nan_to_num([found.half_width for _, found in known]),
+                color=look.colour,
+                linestyle=look.dashes,
+                marker=look.marker,
+                capsize=2,
+                label=named(arm),
+            )
+    axes.set_xscale("log", base=2)
+    lrs = [group.settings["lr"] for group in groups]
+    axes.set_xticks(lrs, [f"{lr:g}" for lr in lrs])
+    axes.minorticks_off()
+    axes.set_xlabel("learning rate")
+    axes.set_ylabel("test accuracy, %")
+    axes.set_title(title)
+    axes.legend()
+    return figure

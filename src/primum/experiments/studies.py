@@ -1,0 +1,290 @@
+"""The studies behind docs/results.md and docs/tutorial.md: questions and the runs that answer them.
+
+    python -m primum.experiments.studies --data-dir DIR --workers 2     # all, several hours
+    python -m primum.experiments.studies --data-dir DIR --only noise long-sgd
+    python -m primum.experiments.studies --list
+    python -m primum.experiments.studies --smoke                        # generated images, seconds
+    python -m primum.experiments.studies --pages [--check]              # tables and plots
+
+Finished runs are kept in one table per study, `results/NAME.jsonl.gz`; a run that two studies need
+is made once. The same command continues where it was stopped.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from primum.experiments import options
+from primum.experiments.arms import Arm
+from primum.experiments.cli import guarded
+from primum.experiments.commands import place_of
+from primum.experiments.plan import plan
+from primum.experiments.progress import Progress
+from primum.experiments.runs import TABLE, RunRecord, write_table
+from primum.experiments.settings import LookSettings, RunSettings
+from primum.experiments.store import Store
+from primum.experiments.sweep import run_sweep
+
+SMALL = "--train-size 5000 --test-size 5000 --evaluate-every 2"
+LARGE = "--train-size 10000 --test-size 5000 --evaluate-every 4"
+MAIN = "base paper primum primum@radius=0.4"
+CONTROLS = (
+    "base paper primum primum@radius=0.1 primum@radius=0.4 permuted normalised lr-matched "
+    "time-matched focal loss-weighted"
+)
+SCHEDULES = (
+    "base primum primum@radius=0.4 primum@radius=0.4,radius_schedule=grow-linear "
+    "primum@radius=0.4,radius_schedule=fade-linear"
+)
+RATES = "--lr-scale 0.25 0.5 1 2 4"
+TINY = (
+    "--data generated --image-size 8 --classes 4 --train-size 64 --test-size 12 --epochs 1 "
+    "--batch-size 8"
+)
+
+
+@dataclass(frozen=True)
+class Study:
+    """A question and the runs that answer it.
+
+    Attributes:
+        name: On the command line.
+        question: What it asks.
+        words: Options of `primum compare`.
+        seeds: How many.
+        own_runs: Makes the runs of a study that is not a `primum compare`.
+    """
+
+    name: str
+    question: str
+    words: str = ""
+    seeds: int = 3
+    own_runs: Callable[[], list[RunSettings]] | None = None
+
+    @property
+    def command(self) -> str:
+        """The command that makes the same runs."""
+        if self.own_runs is not None:
+            return f"python -m primum.experiments.studies --data-dir DIR --only {self.name}"
+        return f"primum compare {self.words} --seeds {self.seeds} --data-dir DIR --out results"
+
+    def runs(self) -> list[RunSettings]:
+        """All runs, in the order they are made."""
+        if self.own_runs is not None:
+            return self.own_runs()
+        parser = argparse.ArgumentParser()
+        options.add_arms(parser)
+        options.add_settings(parser)
+        chosen = parser.parse_args(shlex.split(self.words))
+        return plan(options.points(chosen), options.arms(chosen), range(self.seeds))
+
+    def found(self, store: Store) -> list[RunRecord]:
+        """Its finished runs."""
+        return [record for run in self.runs() if (record := store.find(run)) is not None]
+
+
+def tutorial_runs() -> list[RunSettings]:
+    """Plain training with whole-network measurements, and training with two kinds of weights."""
+    measured = {32: 4, 128: 2, 512: 1}  # batches per measurement
+    factors = (1 / 16, 1 / 4, 1.0, 4.0)
+
+    def run(arm: str, model: str, optimizer: str, batch: int, seed: int, epochs: int = 5):  # type: ignore[no-untyped-def]
+        every = 10_000 // batch
+        look = LookSettings(every, measured.get(batch, 1), lr_factors=factors)
+        settings = RunSettings(
+            model=model,
+            train_size=10_000,
+            test_size=5_000,
+            optimizer=optimizer,  # type: ignore[arg-type]
+            schedule="constant",
+            batch_size=batch,
+            seed=seed,
+            arm=Arm(arm),
+        )
+        if arm != "base":
+            return replace(settings, epochs=epochs)
+        return replace(settings, steps=epochs * every, observe_every=1, look=look)
+
+    runs = []
+    for seed in range(3):
+        for optimizer in ("sgd", "adamw"):
+            batches = (128, 512, 32) if seed < 2 else (128,)
+            runs += [run("base", "cnn-small", optimizer, batch, seed) for batch in batches]
+    runs.append(run("base", "vit-micro", "adamw", 128, 0))
+    for seed in range(3):
+        for optimizer in ("sgd", "adamw"):
+            runs += [run(arm, "cnn-small", optimizer, 128, seed) for arm in ("primum", "network")]
+    runs.append(run("base", "resnet20", "sgd", 128, 0, epochs=2))
+    return runs
+
+
+_ALL = (
+    Study(
+        "controls-sgd",
+        "Is it better than plain training, and is it more than a larger step, more time or "
+        "emphasis on hard samples? SGD",
+        f"{SMALL} --optimizer sgd --arms {CONTROLS}",
+        10,
+    ),
+    Study(
+        "controls-adamw",
+        "The same with AdamW",
+        f"{SMALL} --optimizer adamw --arms {CONTROLS}",
+        10,
+    ),
+    Study(
+        "rates-sgd",
+        "Best against best: learning rates from a quarter to four times, SGD",
+        f"{SMALL} --optimizer sgd {RATES} --arms {MAIN}",
+    ),
+    Study(
+        "long-sgd",
+        "What is left after 40 epochs, and does a growing or shrinking radius keep it? SGD",
+        "--train-size 5000 --test-size 5000 --evaluate-every 5 --epochs 40 --optimizer sgd "
+        f"--arms {SCHEDULES}",
+        5,
+    ),
+    Study(
+        "radius",
+        "How large should the radius be?",
+        f"{SMALL} --optimizer sgd adamw --arms base primum@radius=0.1 primum primum@radius=0.4 "
+        "primum@radius=0.8",
+        10,
+    ),
+    Study(
+        "cifar100",
+        "A hundred classes",
+        f"{SMALL} --data cifar100 --optimizer sgd adamw --arms {MAIN}",
+        5,
+    ),
+    Study(
+        "noise",
+        "Wrong labels: does it hurt to emphasise samples that are harmed?",
+        f"{SMALL} --optimizer sgd --label-noise 0 0.1 0.4 --arms base paper primum "
+        "primum@radius=0.4",
+        5,
+    ),
+    Study(
+        "batches-sgd",
+        "Large batches, up to where the paper fails: SGD",
+        f"{LARGE} --optimizer sgd --batch-size 512 1024 --arms {MAIN}",
+    ),
+    Study(
+        "batches-adamw",
+        "Large batches, AdamW",
+        f"{LARGE} --optimizer adamw --batch-size 512 --arms base paper primum",
+    ),
+    Study(
+        "vit",
+        "A small transformer",
+        f"{SMALL} --model vit-micro --optimizer adamw --arms {MAIN}",
+        5,
+    ),
+    Study(
+        "resnet",
+        "A ResNet-20",
+        "--model resnet20 --train-size 5000 --test-size 2000 --epochs 8 --arms base paper primum",
+    ),
+    Study(
+        "rates-adamw",
+        "Best against best, AdamW",
+        f"{SMALL} --optimizer adamw {RATES} 8 16 --arms base paper primum",
+    ),
+    Study(
+        "upgrad",
+        "The nearest published alternative, in batches of 32",
+        f"{SMALL} --batch-size 32 --optimizer sgd adamw --arms base primum upgrad "
+        "upgrad@upgrad_scale=mean-1",
+    ),
+    Study("tutorial", "What does a step do to its samples?", own_runs=tutorial_runs),
+)
+STUDIES: dict[str, Study] = {study.name: study for study in _ALL}
+
+
+def smoke(study: Study) -> Study:
+    """The same arms on a few generated images."""
+    if study.own_runs is not None:
+        return replace(study, own_runs=lambda: [_tiny(run) for run in tutorial_runs()[14:19]])
+    arms = study.words.split("--arms")[1]
+    model = "--model vit-micro " if "vit-micro" in study.words else ""
+    return replace(study, words=f"{model}{TINY} --arms {arms}", seeds=1)
+
+
+def _tiny(run: RunSettings) -> RunSettings:
+    look = None if run.look is None else replace(run.look, every=2, batches=1)
+    return replace(run, data="generated", image_size=8, train_size=32, test_size=16, batch_size=8,
+                   epochs=1, steps=None if look is None else 2, look=look)  # fmt: skip
+
+
+def pack(folder: Path) -> None:
+    """Move finished runs from `runs/` into the table of the first study that has them."""
+    store = Store(folder)
+    taken: set[str] = set()
+    for study in STUDIES.values():
+        runs = {run.key: run for run in study.runs() if run.key not in taken}
+        found = {key: record for key, run in runs.items() if (record := store.find(run))}
+        if found:
+            write_table(folder / f"{study.name}{TABLE}", found.values())
+        taken |= found.keys()
+    for study in STUDIES.values():
+        for run in study.runs():
+            store.run_path(run).unlink(missing_ok=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line of the studies; returns the exit code."""
+    parser = argparse.ArgumentParser(description="Make the runs behind the results pages.")
+    parser.add_argument("--only", nargs="+", choices=STUDIES, metavar="NAME", default=list(STUDIES))
+    parser.add_argument("--seeds", type=options.at_least(1), metavar="N", help="at most N")
+    parser.add_argument("--list", action="store_true", help="studies, finished runs, commands")
+    parser.add_argument("--smoke", action="store_true", help="generated images, nothing is kept")
+    parser.add_argument("--pages", action="store_true", help="make tables and plots of the docs")
+    parser.add_argument("--check", action="store_true", help="with --pages: write nothing, exit "
+                        "with 1 if a page would change")  # fmt: skip
+    parser.add_argument("--docs", type=Path, default=Path("docs"), metavar="DIR")
+    options.add_place(parser, "results")
+    arguments = parser.parse_args(argv)
+    chosen = [STUDIES[name] for name in arguments.only]
+    if arguments.seeds is not None:
+        chosen = [replace(each, seeds=min(each.seeds, arguments.seeds)) for each in chosen]
+    if arguments.list:
+        store = Store(arguments.out)
+        for study in chosen:
+            made, planned = len(study.found(store)), len(study.runs())
+            print(f"{study.name}: {made} of {planned} runs. {study.question}\n  {study.command}")
+        return 0
+
+    def work() -> int:
+        if arguments.pages:
+            from primum.experiments.results_page import make_pages
+
+            return make_pages(arguments.out, arguments.docs, check=arguments.check)
+        if arguments.smoke:
+            with tempfile.TemporaryDirectory() as folder:
+                arguments.out = Path(folder)
+                for study in chosen:
+                    run_study(smoke(study), arguments)
+            return 0
+        for study in chosen:
+            run_study(study, arguments)
+        pack(arguments.out)
+        return 0
+
+    return guarded("studies", work)
+
+
+def run_study(study: Study, arguments: argparse.Namespace) -> list[RunRecord]:
+    """Train what is missing."""
+    arguments.command = study.command
+    print(f"\n{study.name}: {study.question}", flush=True)
+    return run_sweep(study.runs(), place_of(arguments), Progress())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

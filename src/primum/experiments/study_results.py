@@ -1,0 +1,120 @@
+"""Finished runs of all studies, and the paper's claims judged from stored runs."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from primum.experiments.cli import PAPER
+from primum.experiments.evidence import findings_of
+from primum.experiments.judge import Outcome
+from primum.experiments.reproduce import EXPERIMENTS
+from primum.experiments.schedules import scaled_lr
+from primum.experiments.settings import OPTIMIZERS, RATES
+from primum.experiments.statistics import Difference, family
+from primum.experiments.store import Store
+from primum.experiments.studies import STUDIES
+from primum.experiments.tables import Group, group_runs
+
+DATA = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
+MAIN = ("primum", "primum@radius=0.4", "paper")
+NAMES = {  # on the page; others keep theirs
+    "primum@radius=0.1": "primum, radius 0.1",
+    "primum@radius=0.4": "primum, radius 0.4",
+    "primum@radius=0.8": "primum, radius 0.8",
+    "primum@radius=0.4,radius_schedule=grow-linear": "radius 0 to 0.4",
+    "primum@radius=0.4,radius_schedule=fade-linear": "radius 0.4 to 0",
+    "upgrad@upgrad_scale=mean-1": "upgrad, mean 1",
+}
+
+
+def named(arm: str) -> str:
+    """An arm's name on the page."""
+    return NAMES.get(arm, arm)
+
+
+class Results:
+    """Finished runs of all studies."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        store = Store(folder)
+        self.runs = {name: study.found(store) for name, study in STUDIES.items()}
+
+    def groups(self, study: str) -> list[Group]:
+        """Runs of a study by settings."""
+        return group_runs(self.runs[study])
+
+    @cached_property
+    def settings(self) -> list[Group]:
+        """All settings at their default learning rate, each once, with all arms and seeds."""
+        every = {
+            run.arm_settings["key"]: run
+            for name, runs in self.runs.items()
+            for run in runs
+            if not name.startswith("rates") and name != "tutorial"
+        }
+        return group_runs(list(every.values()))
+
+    @cached_property
+    def overview(self) -> list[tuple[str, Group, dict[str, Difference]]]:
+        """Every setting with its differences from base; each recipe's column is a family."""
+        groups = [group for group in self.settings if group.pair("primum", "base", "accuracy")]
+        tests: dict[tuple[str, int], Difference] = {}
+        for arm in MAIN:
+            pairs = {
+                (arm, n): group.pair(arm, "base", "accuracy") for n, group in enumerate(groups)
+            }
+            tests |= family({key: pair for key, pair in pairs.items() if pair is not None})
+        return [
+            (
+                in_words(group.settings),
+                group,
+                {arm: tests[arm, n] for arm in MAIN if (arm, n) in tests},
+            )
+            for n, group in enumerate(groups)
+        ]
+
+    @cached_property
+    def outcomes(self) -> list[Outcome]:
+        """The paper's claims at scale small, judged from the stored runs and measurements."""
+        folder = self.folder / "reproduce" / "small"
+        stored = json.loads(gzip.decompress((folder / "measurements.json.gz").read_bytes()))
+        found = Store(folder).tables
+        return [
+            Outcome(
+                name=name,
+                title=EXPERIMENTS[name].title,
+                scale="small",
+                findings=tuple(
+                    findings_of(name, "small", range(1), found, stored[name]["scripts"])
+                ),
+                command=stored[name]["command"],
+                environment=stored[name]["environment"],
+                notes=(EXPERIMENTS[name].small,),
+            )
+            for name in PAPER
+            if name in stored
+        ]
+
+
+def in_words(settings: dict[str, Any]) -> str:
+    """Settings in a few words."""
+    words = [
+        settings["model"],
+        DATA[settings["data"]],
+        OPTIMIZERS[settings["optimizer"]],
+        f"B {settings['batch_size']}",
+        f"{settings['train_size'] // 1000}k images",
+        f"{settings['epochs']} epochs",
+    ]
+    usual = scaled_lr(RATES[settings["optimizer"]], settings["batch_size"])
+    if not math.isclose(settings["lr"], usual):
+        words.append(f"lr {settings['lr']:g}")
+    if settings["label_noise"]:
+        words.append(f"{settings['label_noise']:.0%} wrong labels")
+    return ", ".join(words)

@@ -1,0 +1,232 @@
+"""Tables of runs: the metrics of a run, runs grouped by settings, and arms compared by the rule."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from primum.experiments.runs import RunRecord, without_nan
+from primum.experiments.statistics import Difference, Interval, family, interval
+
+TESTED = ("accuracy", "loss", "ema_accuracy")  # metrics that arms are compared by
+
+
+class Metric(NamedTuple):
+    """A number of a run: heading on a page, heading on a terminal, function, digits shown."""
+
+    heading: str
+    short: str
+    of: Callable[[RunRecord], float | None]
+    digits: int
+
+
+def _final(name: str, scale: float = 1) -> Callable[[RunRecord], float | None]:
+    def value(run: RunRecord) -> float | None:
+        found = run.final.get(name)
+        return None if found is None else scale * found
+
+    return value
+
+
+def _mean(column: str, scale: float = 1) -> Callable[[RunRecord], float | None]:
+    def value(run: RunRecord) -> float | None:
+        known = [each for each in run.steps.get(column, ()) if each is not None]
+        return scale * fmean(known) if known else None
+
+    return value
+
+
+def harmed_taken(run: RunRecord) -> float | None:
+    """Percent of a batch that the step really taken harms: with weights if they were applied."""
+    applied = run.steps.get("applied")
+    if applied is None:
+        return None
+    return _mean("harmed_after" if any(applied) else "harmed_before", 100)(run)
+
+
+def extra_weight(run: RunRecord) -> float | None:
+    """Mean extra weight over samples and steps, if weights were applied."""
+    return _mean("mean_extra_weight")(run) if any(run.steps.get("applied", ())) else None
+
+
+METRICS: dict[str, Metric] = {
+    "accuracy": Metric("test accuracy, %", "test acc %", _final("test_accuracy", 100), 2),
+    "loss": Metric("test loss", "test loss", _final("test_loss"), 3),
+    "ema_accuracy": Metric(
+        "test accuracy of averaged weights, %", "EMA acc %", _final("ema_test_accuracy", 100), 2
+    ),
+    "harmed_plain": Metric("harmed by plain step, %", "harmed %", _mean("harmed_before", 100), 1),
+    "harmed_taken": Metric("harmed by step taken, %", "taken %", harmed_taken, 1),
+    "extra_weight": Metric("mean extra weight", "extra w", extra_weight, 3),
+    "ms_per_step": Metric("time per step, ms", "ms/step", _final("ms_per_step"), 1),
+}
+# Relative to the run of base with the same seed.
+RELATIVE: dict[str, Metric] = {
+    "time_ratio": Metric("time per step, x base", "time x", lambda run: None, 2),
+    "steps_to_base": Metric("steps to base's final loss, x base", "steps to", lambda run: None, 2),
+    "time_to_base": Metric("time to base's final loss, x base", "time to", lambda run: None, 2),
+}
+COLUMNS = METRICS | RELATIVE
+
+
+def until_base(run: RunRecord, base: RunRecord, axis: str) -> float | None:
+    """First evaluation from which test loss stays at or below base's final loss.
+
+    Args:
+        run: Any run.
+        base: Base with the same seed.
+        axis: `step`, `seconds` or `epoch`, a column of their curves.
+
+    Returns:
+        As a share of base's total; None if the loss ends above.
+    """
+    losses, places = run.curves.get("test_loss"), run.curves.get(axis)
+    theirs, whole = base.curves.get("test_loss"), base.curves.get(axis)
+    if not (losses and places and theirs and whole) or theirs[-1] is None or not whole[-1]:
+        return None
+    since = None
+    for loss, place in zip(losses, places, strict=True):
+        if loss is None or loss > theirs[-1]:
+            since = None
+        elif since is None:
+            since = place
+    return None if since is None else float(since / whole[-1])
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs with the same name and settings, by arm and in the order of seeds; base comes first."""
+
+    title: str
+    settings: dict[str, Any]
+    arms: dict[str, list[RunRecord]]
+
+    @property
+    def runs(self) -> list[RunRecord]:
+        """All runs."""
+        return [run for runs in self.arms.values() for run in runs]
+
+    @property
+    def focus(self) -> str | None:
+        """The arm to judge: primum, or else the first that is not base; None if it is alone."""
+        others = [arm for arm in self.arms if arm != "base"] if len(self.arms) > 1 else []
+        return "primum" if "primum" in others else next(iter(others), None)
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """One row per finished run, indexed by arm and seed; one column per metric."""
+        base = {run.seed: run for run in self.arms.get("base", ()) if run.complete}
+        rows = [_row(run, base.get(run.seed)) for run in self.runs if run.complete]
+        index = pd.MultiIndex.from_tuples(
+            [(run.arm, run.seed) for run in self.runs if run.complete], names=["arm", "seed"]
+        )
+        return pd.DataFrame(rows, index=index, columns=list(COLUMNS), dtype=float)
+
+    def interval(self, arm: str, metric: str) -> Interval | None:
+        """Mean over seeds; None if a finished run lacks the metric."""
+        if arm not in self.table.index:
+            return None
+        values = self.table.loc[arm][metric]
+        return None if values.isna().any() else interval(values.tolist())
+
+    def pair(self, first: str, second: str, metric: str) -> tuple[list[float], list[float]] | None:
+        """Values of two arms over their common seeds, in the same order; None without any.
+
+        Where a common seed lacks the metric, because its run diverged, there is no comparison:
+        without that seed the arm would look better than it is.
+        """
+        if not {first, second} <= set(self.table.index.get_level_values("arm")):
+            return None
+        both = [self.table.loc[arm][metric] for arm in (first, second)]
+        joined = pd.concat(both, axis=1, join="inner").sort_index()
+        if joined.empty or joined.isna().to_numpy().any():
+            return None
+        own, other = joined.T.to_numpy().tolist()
+        return own, other
+
+    def against_base(self, metric: str) -> dict[str, Difference]:
+        """Every arm minus base; all of them are one family."""
+        return self._family([(arm, "base") for arm in self.arms if arm != "base"], metric, 0)
+
+    def focus_against(self, metric: str) -> dict[str, Difference]:
+        """The arm in focus minus each other arm, but base; all of them are one family."""
+        others = [arm for arm in self.arms if arm not in ("base", self.focus)]
+        return self._family([(self.focus or "", other) for other in others], metric, 1)
+
+    def _family(
+        self, pairs: Sequence[tuple[str, str]], metric: str, name: int
+    ) -> dict[str, Difference]:
+        found = {pair[name]: self.pair(*pair, metric) for pair in pairs}
+        return family({arm: values for arm, values in found.items() if values is not None})
+
+    def summary(self) -> dict[str, Any]:
+        """Plain values for JSON: an interval per arm and metric, and the tests."""
+        tests = {metric: self.against_base(metric) for metric in TESTED}
+        others = {metric: self.focus_against(metric) for metric in TESTED}
+        arms = []
+        for arm, runs in self.arms.items():
+            row: dict[str, Any] = {"arm": arm, "seeds": [run.seed for run in runs]}
+            for metric in COLUMNS:
+                found = self.interval(arm, metric)
+                row[metric] = None if found is None else asdict(found)
+            for metric in TESTED:
+                for label, tested in ((f"{metric}_test", tests), (f"focus_{metric}_test", others)):
+                    row[label] = asdict(tested[metric][arm]) if arm in tested[metric] else None
+            arms.append(row)
+        content = {"title": self.title, "settings": self.settings, "focus": self.focus}
+        plain: dict[str, Any] = without_nan(content | {"arms": arms})
+        return plain
+
+
+def _row(run: RunRecord, base: RunRecord | None) -> dict[str, float | None]:
+    row = {name: metric.of(run) for name, metric in METRICS.items()}
+    if base is not None:
+        mine, plain = row["ms_per_step"], METRICS["ms_per_step"].of(base)
+        row["time_ratio"] = mine / plain if mine and plain else None
+        row["steps_to_base"] = until_base(run, base, "step")
+        row["time_to_base"] = until_base(run, base, "seconds")
+    return row
+
+
+def group_runs(records: Sequence[RunRecord]) -> list[Group]:
+    """Groups in the order of the records; titles name the settings in which namesakes differ."""
+    found: dict[str, list[RunRecord]] = {}
+    for record in records:
+        key = json.dumps([record.name, record.settings], sort_keys=True, default=str)
+        found.setdefault(key, []).append(record)
+    groups = []
+    for runs in found.values():
+        first, order = runs[0], list(dict.fromkeys(run.arm for run in runs))
+        order.sort(key=lambda arm: {"base": 0, "primum": 1}.get(arm, 2))
+        namesakes = [each[0] for each in found.values() if each[0].name == first.name]
+        arms = {
+            arm: sorted((r for r in runs if r.arm == arm), key=lambda r: r.seed) for arm in order
+        }
+        groups.append(Group(first.name + _apart(first, namesakes), first.settings, arms))
+    return groups
+
+
+def _apart(run: RunRecord, namesakes: Sequence[RunRecord]) -> str:
+    """The settings in which a run differs from others of the same name."""
+    keys = [
+        key
+        for key in run.settings
+        if any(other.settings.get(key) != run.settings[key] for other in namesakes)
+    ]
+    listed = ", ".join(f"{key} {run.settings[key]}" for key in keys)
+    return f" ({listed})" if listed else ""
+
+
+def moments_by_label(group: Group) -> dict[str, list[dict[str, Any]]]:
+    """All whole-network measurements of a group's first arm, by label."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for run in next(iter(group.arms.values())):
+        for moment in run.moments:
+            found.setdefault(moment["label"], []).append(moment)
+    return found

@@ -1,0 +1,107 @@
+"""Runs shared by several processes that `torchrun` started: each has a part of every batch.
+
+All processes go through the same sweep in step; rank 0 writes files and shows progress.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from primum.experiments.errors import UserError
+from primum.experiments.settings import RunSettings
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process's rank and the number of ranks."""
+
+    rank: int = 0
+    size: int = 1
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is rank 0."""
+        return self.rank == 0
+
+    def device(self, name: str) -> torch.device:
+        """This process's own device of a kind."""
+        if self.size > 1 and name == "cuda":
+            return torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        return torch.device(name)
+
+    def mean(self, value: Tensor) -> Tensor:
+        """Mean over all ranks (all-reduce)."""
+        if self.size == 1:
+            return value
+        total = value.clone()
+        dist.all_reduce(total)
+        return total / self.size
+
+    def gather(self, value: Any) -> list[Any]:
+        """The values of all ranks, in order."""
+        if self.size == 1:
+            return [value]
+        gathered: list[Any] = [None] * self.size
+        dist.all_gather_object(gathered, value)
+        return gathered
+
+    def wait(self) -> None:
+        """Barrier."""
+        if self.size > 1:
+            dist.barrier()
+
+    def check(self, settings: RunSettings) -> None:
+        """Raise if the run cannot be shared."""
+        if self.size == 1:
+            return
+        if settings.batch_size % self.size:
+            raise UserError(
+                f"batch_size must be a multiple of the {self.size} ranks, got {settings.batch_size}"
+            )
+        if settings.arm.name in ("loss-weighted", "network", "explicit") or settings.look:
+            what = "primum inspect" if settings.look else settings.arm.name
+            raise UserError(f"{what} works in one process only; run it without torchrun")
+
+
+def current() -> Ranks:
+    """This process's place in the process group, or the only rank of one."""
+    if dist.is_available() and dist.is_initialized():
+        return Ranks(dist.get_rank(), dist.get_world_size())
+    return Ranks()
+
+
+def check_device(name: str) -> None:
+    """Raise if a device does not exist or does not work, by putting one number on it."""
+    own = os.environ.get("LOCAL_RANK")
+    try:
+        torch.zeros((), device=f"cuda:{own}" if name == "cuda" and own else name).item()
+    except Exception as error:  # every backend has its own kind
+        reason = str(error).strip().partition("\n")[0].rstrip(".")
+        raise UserError(
+            f"device {name!r} cannot be used here: {reason}; choose another, such as cpu"
+        ) from error
+
+
+@contextmanager
+def joined(device: str) -> Iterator[Ranks]:
+    """Join the process group for the length of a block, if `torchrun` started several processes."""
+    check_device(device)
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1 or dist.is_initialized():
+        yield current()
+        return
+    cuda = torch.device(device).type == "cuda"
+    if cuda:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("nccl" if cuda else "gloo")
+    try:
+        yield current()
+    finally:
+        dist.destroy_process_group()

@@ -1,0 +1,121 @@
+"""What a group of runs shows, in sentences; each of them follows from the rule."""
+
+from __future__ import annotations
+
+from statistics import fmean
+
+from primum.experiments.arms import ARMS, CONTROLS
+from primum.experiments.statistics import Difference
+from primum.experiments.tables import Group, moments_by_label
+
+NOT_SEEN = "no difference was seen"
+SHOWN = {"accuracy": ("test accuracy", 1, " points"), "loss": ("test loss", 3, "")}
+
+
+def headline(group: Group) -> str:
+    """One sentence: the arm in focus against base, on the last epoch's test metrics."""
+    focus = group.focus
+    if focus is None:
+        return whole_network(group) or (
+            f"Only {next(iter(group.arms))} was run; there is nothing to compare."
+        )
+    pairs = [group.pair(focus, "base", metric) for metric in SHOWN]
+    if "base" not in group.table.index or focus not in group.table.index:
+        return f"There are no finished runs of both {focus} and base; nothing can be compared."
+    if not any(pairs):
+        return "There are no test metrics of common seeds, so there is nothing to compare."
+    if all(pair is None or len(pair[0]) < 2 for pair in pairs):
+        return "One seed gives no interval, so a difference from base cannot be judged."
+    tests = {metric: group.against_base(metric).get(focus) for metric in SHOWN}
+    known = {metric: test for metric, test in tests.items() if test is not None}
+    if not any(test.seen for test in known.values()):
+        names = " or ".join(SHOWN[metric][0] for metric in known)
+        could = ", ".join(
+            f"{test.smallest:.{SHOWN[metric][1]}f}{SHOWN[metric][2]}"
+            for metric, test in known.items()
+        )
+        return (
+            f"No difference between {focus} and base was seen in {names}; the runs could have "
+            f"shown one of {could}."
+        )
+    return f"{_sentence(focus, 'base', known)} {_controls(group)}".strip()
+
+
+def details(group: Group) -> list[str]:
+    """Sentences under the headline: controls, harmed samples, time, unfinished runs."""
+    focus, sentences = group.focus, []
+    if focus is not None:
+        tests = {metric: group.focus_against(metric) for metric in SHOWN}
+        for arm in group.arms:
+            known = {m: tests[m][arm] for m in SHOWN if arm in tests[m]}
+            if known and all(test.interval.count > 1 for test in known.values()):
+                sentences.append(_sentence(focus, ARMS[arm].phrase if arm in ARMS else arm, known))
+    for arm in group.arms:
+        if arm not in ("base", focus) and len(group.arms) > 1:
+            continue
+        before, taken = group.interval(arm, "harmed_plain"), group.interval(arm, "harmed_taken")
+        if before is not None and taken is not None:
+            own = "" if taken == before else f", and {taken.mean:.0f}% with the weights of {arm}"
+            sentences.append(
+                f"{arm}: measured in the head, a plain step would have raised the loss of "
+                f"{before.mean:.0f}% of a batch's samples{own}."
+            )
+    ratio = None if focus is None else group.interval(focus, "time_ratio")
+    if ratio is not None:
+        sentences.append(f"A step of {focus} took {ratio.mean:.2f} times as long as one of base.")
+    cut = sum(not run.complete for run in group.runs)
+    if cut:
+        sentences.append(f"{cut} of {len(group.runs)} runs are unfinished and not counted.")
+    return sentences
+
+
+def whole_network(group: Group) -> str:
+    """What the last whole-network measurement shows; empty without any."""
+    looked = moments_by_label(group)
+    if not looked:
+        return ""
+    label, moments = list(looked.items())[-1]
+
+    def mean(column: str, weighting: str) -> str:
+        place = moments[0]["table"]["weights"].index(weighting)
+        values = [moment["table"][column][place] for moment in moments]
+        known = [value for value in values if value is not None and value == value]
+        return f"{100 * fmean(known):.0f}%" if known else "an unknown share"
+
+    return (
+        f"At {label} the next step raises the loss of {mean('harmed_real', 'plain')} of its own "
+        f"batch ({mean('harmed', 'plain')} to first order, which predicts the right sign for "
+        f"{mean('sign_right', 'plain')}). The head's weights would remove {mean('reor', 'head')} "
+        f"of the whole network's harm, the same weights shuffled {mean('reor', 'permuted')}, the "
+        f"whole network's own weights {mean('reor', 'network')}."
+    )
+
+
+def _controls(group: Group) -> str:
+    """How a gain in accuracy over base compares with the controls, if there are both."""
+    gain = group.against_base("accuracy").get(group.focus or "")
+    tests = group.focus_against("accuracy")
+    controls = [arm for arm in CONTROLS if arm in tests]
+    if gain is None or gain.verdict != "higher" or not controls:
+        return ""
+    beaten = [arm for arm in controls if tests[arm].verdict == "higher"]
+    if len(beaten) == len(controls):
+        return f"Its accuracy was also higher than that of the controls ({', '.join(beaten)})."
+    others = " or ".join(arm for arm in controls if arm not in beaten)
+    return f"Its accuracy was not seen to be higher than with {others}, so the cause is open."
+
+
+def _sentence(arm: str, other: str, tests: dict[str, Difference]) -> str:
+    parts = "; ".join(f"{SHOWN[m][0]} {_change(t, *SHOWN[m][1:])}" for m, t in tests.items())
+    return f"{arm.capitalize()} compared with {other}: {parts}."
+
+
+def _change(test: Difference, digits: int, unit: str) -> str:
+    if not test.seen:
+        return f"– {NOT_SEEN}"
+    low = test.interval.mean - test.interval.half_width
+    high = test.interval.mean + test.interval.half_width
+    return (
+        f"{test.verdict} by {abs(test.interval.mean):.{digits}f}{unit} "
+        f"(95% interval {low:+.{digits}f} to {high:+.{digits}f})"
+    )

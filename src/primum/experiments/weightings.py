@@ -1,0 +1,169 @@
+"""Recipes of the arms: primum's weights with a changing radius, the controls, and UPGrad.
+
+Each is a `Recipe`, so it goes through `primum.attach` like the default one: same hooks, same
+prediction, same report. A control's report describes the weights that were applied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from primum.experiments.errors import INSTALL, UserError
+from primum.gram import Gram, MatrixFree
+from primum.paper import Paper, PaperSettings
+from primum.problem import Evidence, Problem, Solution, plain
+from primum.recipe import Metric, Primum
+from primum.rules import Scalar
+from primum.solve import solve
+
+PERMUTE = 3  # seeds the permutations apart from batch order and augmentation
+
+
+class Reduced:
+    """Primum's own weights, with a radius that may change between steps.
+
+    Attributes:
+        radius: Used from the next step on.
+        losses: Each sample's loss in the coming step, for recipes that need it. [B].
+    """
+
+    name = "primum"
+    metric: Metric = "gain"
+
+    def __init__(self, settings: Primum) -> None:
+        self.radius = settings.radius
+        self.losses: Tensor | None = None
+        self._settings = settings
+        self._calls = 0
+
+    @property
+    def products(self) -> int:
+        return self._settings.products if self.radius > 0 else 0
+
+    def __call__(self, gram: Gram, drift: Tensor, size: Tensor, lr: Scalar) -> Solution:
+        self._calls += 1
+        if self.radius == 0:
+            return plain(drift)
+        own = self._settings
+        problem = Problem(gram, drift, self.radius * size, own.max_extra_weight)
+        return self.finish(problem, solve(problem, own.max_iters, own.tolerance))
+
+    def finish(self, problem: Problem, found: Solution) -> Solution:
+        """Turn primum's solution into the weights to apply; here, the same."""
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"calls": self._calls}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._calls = state["calls"]
+
+
+class Permuted(Reduced):
+    """The same weights in a random order, a new one at each step; [B] -> [B]."""
+
+    name = "permuted"
+
+    def __init__(self, settings: Primum, seed: int) -> None:
+        super().__init__(settings)
+        self._seed = seed
+
+    def finish(self, problem: Problem, found: Solution) -> Solution:
+        numbers = np.random.SeedSequence((self._seed, PERMUTE, self._calls))
+        generator = torch.Generator().manual_seed(int(numbers.generate_state(1, np.uint64)[0]))
+        weights = found.extra_weights
+        order = torch.randperm(len(weights), generator=generator)
+        return applied(problem, weights[order.to(weights.device)], found.iterations)
+
+
+class Normalised(Reduced):
+    """The same weights `1 + w`, divided by their mean: another direction, the same length."""
+
+    name = "normalised"
+
+    def finish(self, problem: Problem, found: Solution) -> Solution:
+        weights = 1 + found.extra_weights
+        return applied(problem, weights / weights.mean() - 1, found.iterations)
+
+
+class ByLoss(Reduced):
+    """The same weights, the largest to the sample with the largest loss, and so on down."""
+
+    name = "loss-weighted"
+
+    def finish(self, problem: Problem, found: Solution) -> Solution:
+        if self.losses is None or len(self.losses) != len(found.extra_weights):
+            raise ValueError("loss-weighted needs each sample's loss; set recipe.losses first")
+        order = self.losses.argsort(descending=True, stable=True)
+        ranked = found.extra_weights.sort(descending=True).values
+        weights = torch.empty_like(ranked).scatter_(0, order, ranked)
+        return applied(problem, weights, found.iterations)
+
+
+class UpGrad:
+    """UPGrad (Quinton and Rey, 2024) by TorchJD: the mean of all samples' gradients, each
+    projected onto the cone of directions that harm none.
+
+    It has no radius and ignores the optimizer's step; like primum it uses the optimizer's metric.
+    As published its weights have a mean of 1 or more. It solves one quadratic program per sample
+    on the CPU: about a second per step at a batch of 128.
+    """
+
+    name = "upgrad"
+    metric: Metric = "gain"
+    products = 0
+
+    def __init__(self, *, mean_one: bool) -> None:
+        try:
+            from torchjd.aggregation import UPGradWeighting
+
+            self._weighting = UPGradWeighting()  # imports its solver
+        except ImportError as error:
+            raise UserError(f"upgrad needs torchjd and quadprog ({error}); {INSTALL}") from error
+        self._mean_one = mean_one
+
+    def __call__(self, gram: Gram, drift: Tensor, size: Tensor, lr: Scalar) -> Solution:
+        assert isinstance(gram, MatrixFree)  # as `products` asks for
+        dense = gram.dense()
+        weights: Tensor = self._weighting(dense.matrix) * len(drift)
+        if self._mean_one:
+            weights = weights / weights.mean()
+        return applied(Problem(dense, drift, drift.new_full((), torch.inf)), weights - 1, 0)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        pass
+
+
+class VaryingPaper(Paper):
+    """The paper's recipe with a radius that may change between steps."""
+
+    @property
+    def radius(self) -> float:
+        return self.settings.radius
+
+    @radius.setter
+    def radius(self, value: float) -> None:
+        self.settings: PaperSettings = replace(self.settings, radius=value)
+
+
+def applied(problem: Problem, weights: Tensor, iterations: int | Tensor) -> Solution:
+    """A solution without a certificate: the report shows what the weights do, but no gap."""
+    product = problem.gram.times(weights)
+    after = problem.drift - product
+    objective = after.clamp_min(0).sum() + weights.dot(product) / (2 * problem.max_extra_weight)
+    finite = objective.isfinite()
+    return Solution(
+        extra_weights=torch.where(finite, weights, 0.0),
+        objective=torch.where(finite, objective, torch.inf),
+        iterations=iterations,
+        evidence=Evidence(objective.new_full((), torch.nan), after),
+    )

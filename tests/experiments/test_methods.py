@@ -1,0 +1,144 @@
+"""Losses, radii, and who is attached."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import primum
+from experiments.conftest import TINY, tiny
+from primum import diagnostics
+from primum.experiments.arms import ARMS, Arm
+from primum.experiments.errors import UserError
+from primum.experiments.images.batches import Batch
+from primum.experiments.methods import (
+    Method,
+    cross_entropies,
+    focal_losses,
+    make_method,
+    radius_share,
+)
+
+LOGITS = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
+LABELS = torch.tensor([0, 1, 2, 3, 0, 1])
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_focal_loss_without_focus_is_cross_entropy(smoothing: float) -> None:
+    expected = F.cross_entropy(LOGITS, LABELS, label_smoothing=smoothing, reduction="none")
+    torch.testing.assert_close(focal_losses(LOGITS, LABELS, 0.0, smoothing), expected)
+    torch.testing.assert_close(cross_entropies(LOGITS, LABELS, smoothing), expected)
+    soft = F.one_hot(LABELS, 4).float()
+    torch.testing.assert_close(focal_losses(LOGITS, soft, 0.0, smoothing), expected)
+
+
+def test_focal_loss_by_its_formula() -> None:
+    p = LOGITS.softmax(1)[torch.arange(6), LABELS]
+    torch.testing.assert_close(focal_losses(LOGITS, LABELS, 2.0), -((1 - p) ** 2) * p.log())
+
+
+def test_focal_loss_of_a_certain_sample_has_a_gradient() -> None:
+    sure = torch.tensor([[200.0, 0.0]], requires_grad=True)
+    focal_losses(sure, torch.tensor([0]), 0.5).sum().backward()
+    assert sure.grad is not None
+    assert bool(sure.grad.isfinite().all())
+
+
+@pytest.mark.parametrize(
+    ("schedule", "shares"),
+    [
+        ("constant", (1.0, 1.0, 1.0)),
+        ("grow-linear", (0.0, 0.5, 1.0)),
+        ("fade-linear", (1.0, 0.5, 0.0)),
+        ("grow-cosine", (0.0, 0.5, 1.0)),
+        ("fade-cosine", (1.0, 0.5, 0.0)),
+    ],
+)
+def test_radius_over_training(schedule: str, shares: tuple[float, ...]) -> None:
+    arm = Arm.parse(f"primum@radius_schedule={schedule}")
+    assert [radius_share(arm, step, 11) for step in (0, 5, 10)] == pytest.approx(shares)
+
+
+def test_cosine_starts_slowly() -> None:
+    linear, cosine = (Arm.parse(f"primum@radius_schedule=grow-{x}") for x in ("linear", "cosine"))
+    assert radius_share(cosine, 1, 11) < radius_share(linear, 1, 11)
+
+
+CHAIN = tuple(name for name in ARMS if name != "explicit")
+
+
+def taking_steps(name: str) -> tuple[Method, nn.Module]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    method = make_method(tiny(name), model, optimizer)
+    batch = Batch(torch.randn(6, 4), LABELS, torch.arange(6))
+    for step in range(3):
+        optimizer.zero_grad()
+        method.backward(batch, step, 3, observed=method.observed(0))
+        optimizer.step()
+    return method, model
+
+
+@pytest.mark.parametrize("name", CHAIN)
+def test_each_arm_takes_a_step(name: str) -> None:
+    method, model = taking_steps(name)
+    without = name in ("base", "lr-matched", "time-matched", "focal", "network")
+    assert method.weighs == (not without)
+    if name != "network":
+        assert method.last is not None
+        assert method.last.applied == method.weighs
+        assert int(method.last.fallbacks) == 0
+    plain = taking_steps("base")[1]
+    same = all(
+        torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True)
+    )
+    assert same == (name in ("base", "lr-matched", "time-matched"))
+
+
+@pytest.mark.parametrize("blocks", [0, 1, 3])
+def test_explicit_gradients_with_zero_weights_are_the_plain_step(blocks: int) -> None:
+    (_, plain), (method, explicit) = taking_steps("base"), taking_steps(f"explicit@blocks={blocks}")
+    assert method.last is None
+    assert not method.observed(0)
+    for own, other in zip(explicit.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(own, other, rtol=1e-5, atol=1e-6)
+
+
+def test_explicit_needs_a_chain() -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(UserError, match="--model resnet20-chain"):
+        make_method(tiny("explicit"), model, optimizer)
+
+
+def test_the_networks_weights_are_those_of_the_whole_problem() -> None:
+    method, model = taking_steps("network")
+    batch = Batch(torch.randn(6, 4), LABELS, torch.arange(6))
+    problem = diagnostics.measure(
+        diagnostics.Probe(model, method.optimizer, nn.CrossEntropyLoss(), *batch[:2])
+    ).problem(radius=0.2)
+    method.backward(batch, 3, 4, observed=False)
+    expected = primum.solve(problem, 50).extra_weights
+    torch.testing.assert_close(method.weights.double(), expected.double(), rtol=1e-3, atol=1e-4)
+
+
+def test_an_arm_without_weights_is_observed_now_and_then() -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    method = make_method(TINY, model, optimizer)
+    assert [method.observed(place) for place in (0, 1, 10)] == [True, False, True]
+    method.backward(Batch(LOGITS, LABELS, torch.arange(6)), 1, 3, observed=False)
+    assert method.last is None
+
+
+def test_the_radius_reaches_the_recipe() -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    settings = tiny("primum@radius=0.4,radius_schedule=fade-linear")
+    method = make_method(settings, model, optimizer)
+    method.backward(Batch(LOGITS, LABELS, torch.arange(6)), 1, 5, observed=True)
+    assert method.recipe is not None
+    assert method.recipe.radius == pytest.approx(0.3)

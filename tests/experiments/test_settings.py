@@ -1,0 +1,135 @@
+"""Keys: the same for the same run, different for any other."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.conftest import TINY, tiny
+from primum import experiments
+from primum.experiments.arms import Arm
+from primum.experiments.errors import UserError
+from primum.experiments.images import DataError
+from primum.experiments.settings import LookSettings, Matched, RunSettings
+
+OTHERS: dict[str, Any] = {
+    "model": "vit-micro",
+    "norm": "batch",
+    "data": "digits",
+    "label_column": "label",
+    "optimizer": "adamw",
+    "lr": 0.3,
+    "lr_scale": 2.0,
+    "weight_decay": 0.01,
+    "steps": 3,
+    "train_size": 31,
+    "test_size": 11,
+    "image_size": 9,
+    "classes": 5,
+    "ema": 0.9,
+    "clip": 1.0,
+    "augment": "crop-flip",
+    "schedule": "step",
+    "precision": "bf16",
+    "device": "cuda",
+    "arm": Arm("primum"),
+    "eps": 1e-6,
+    "order": "stream",
+    "look": LookSettings(),
+}
+
+
+def another(name: str, value: Any) -> Any:
+    if name in OTHERS:
+        return OTHERS[name]
+    return not value if isinstance(value, bool) else value + (1 if isinstance(value, int) else 0.05)
+
+
+@pytest.mark.parametrize("name", [each.name for each in fields(RunSettings)])
+def test_every_setting_is_in_the_key(name: str) -> None:
+    point = TINY
+    if name == "data":
+        point = replace(TINY, image_size=None, classes=None)
+    value = another(name, getattr(point, name))
+    if name in ("beta1", "momentum", "beta2"):
+        value = 0.5
+    assert replace(point, **{name: value}).key != point.key
+
+
+def test_the_key_does_not_change_from_one_day_to_the_next() -> None:
+    """Runs of last month are found again: raise VERSION when the same settings change meaning."""
+    assert RunSettings().key == "3c23658fb31098ae"
+    assert len(RunSettings().key) == 16
+
+
+def test_values_that_are_given_and_those_that_follow_are_the_same_run() -> None:
+    point = RunSettings(batch_size=512)
+    assert point.rate == pytest.approx(0.2)
+    told = replace(point, lr=point.rate, weight_decay=1e-4, norm="group")
+    assert told.key == point.key
+    assert replace(point, lr=0.1, lr_scale=2.0).key == replace(point, lr=0.2).key
+    assert RunSettings(optimizer="adamw").rate == pytest.approx(1e-3)
+
+
+def test_a_setting_that_an_arm_does_not_accept_changes_nothing() -> None:
+    assert tiny("base").key == replace(TINY, arm=Arm.parse("base", {"radius": 0.4})).key
+    assert tiny("primum").key != tiny("primum@radius=0.4").key
+
+
+def test_settings_of_all_arms_and_seeds_are_shared_and_plain() -> None:
+    assert tiny("primum", seed=3).shared() == tiny("base").shared()
+    assert json.loads(json.dumps(TINY.shared())) == TINY.shared()
+    assert "data_dir" not in TINY.shared()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"batch_size": 0}, "batch_size must be >= 1, got 0"),
+        ({"epochs": 0}, "epochs must be >= 1"),
+        ({"steps": 0}, "steps must be >= 1"),
+        ({"seed": -1}, "seed must be >= 0"),
+        ({"lr": 0.0}, "lr must be > 0 and finite"),
+        ({"lr": float("nan")}, "lr must be > 0 and finite"),
+        ({"clip": -1.0}, "clip must be > 0"),
+        ({"ema": 1.0}, "ema must be >= 0 and below 1, got 1.0"),
+        ({"beta1": 1.0, "optimizer": "adamw"}, "beta1 must be >= 0 and below 1"),
+        ({"beta2": -0.1}, "beta2 must be >= 0 and below 1"),
+        ({"momentum": 1.5}, "momentum must be between 0 and 1, got 1.5"),
+        ({"nesterov": True, "momentum": 0.0}, "nesterov needs a momentum above 0"),
+        ({"warmup": -1.0}, "warmup must be >= 0"),
+        ({"optimizer": "adam"}, "optimizer must be one of sgd, adamw, got 'adam'"),
+        ({"augment": "paint"}, "augment must be one of none, crop-flip"),
+        ({"precision": "int8"}, "precision must be one of fp32, bf16, fp16"),
+    ],
+)
+def test_errors_name_the_value(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        replace(TINY, **change)
+
+
+def test_what_is_wrong_with_the_data_is_said_at_once() -> None:
+    with pytest.raises(DataError, match="label_noise must be between 0 and 1"):
+        replace(TINY, label_noise=2.0)
+
+
+@pytest.mark.parametrize("change", [{"every": 0}, {"batches": 0}, {"radius": -1.0}])
+def test_when_to_measure(change: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=next(iter(change))):
+        LookSettings(**change)
+
+
+def test_factors_of_later_epochs() -> None:
+    assert [Matched((2.0, 3.0)).lr_factor(epoch) for epoch in (0, 1, 5)] == [2.0, 3.0, 3.0]
+
+
+def test_a_module_name_stands_for_one_thing_in_the_whole_package() -> None:
+    source = Path(experiments.__file__).parent
+    ours = [path.stem for path in source.rglob("*.py") if path.stem != "__init__"]
+    others = {path.stem for path in source.parent.rglob("*.py") if source not in path.parents}
+    assert len(ours) == len(set(ours))
+    assert not set(ours) & others

@@ -1,0 +1,167 @@
+"""The studies: their runs are committed, and the pages' tables and plots come from them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from primum.experiments import studies
+from primum.experiments.results_page import MAKERS, make_pages
+from primum.experiments.runs import read_runs
+from primum.experiments.store import Store
+from primum.experiments.studies import STUDIES, main, smoke
+from primum.experiments.study_results import Results
+from primum.experiments.tutorial_page import MAKERS as TUTORIAL
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS, DOCS = ROOT / "results", ROOT / "docs"
+PAGE = (DOCS / "results.md").read_text(encoding="utf-8")
+CLAIMS = (DOCS / "claims.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def results() -> Results:
+    return Results(RESULTS)
+
+
+def test_studies_run_are_packed_and_continue(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = {name: smoke(STUDIES[name]) for name in ("upgrad", "tutorial")}
+    monkeypatch.setattr(studies, "STUDIES", chosen)
+    words = ["--out", str(tmp_path), "--only", "upgrad", "tutorial"]
+    assert main(words) == 0
+    files = sorted(path.name for path in tmp_path.rglob("*") if path.is_file())
+    assert files == ["tutorial.jsonl.gz", "upgrad.jsonl.gz"]
+    runs = read_runs([tmp_path])
+    assert len(runs) == sum(len(study.runs()) for study in chosen.values()) == 9
+    assert {run.arm for run in runs} >= {"base", "primum", "network", "upgrad"}
+    capsys.readouterr()
+    assert main(words) == 0
+    assert "to do" not in capsys.readouterr().err  # resumed from the tables
+    (tmp_path / "upgrad.jsonl.gz").unlink()
+    assert main([*words[:2], "--only", "upgrad"]) == 0
+    assert [(r.arm, r.curves["test_loss"]) for r in read_runs([tmp_path])] == [
+        (r.arm, r.curves["test_loss"]) for r in runs
+    ]
+
+
+def test_every_committed_run_belongs_to_a_study() -> None:
+    planned = {run.key for study in STUDIES.values() for run in study.runs()}
+    stored = Store(RESULTS).tables
+    assert stored.keys() <= planned
+    assert len(stored) == 533 + 28
+    assert sorted(path.name for path in RESULTS.glob("*")) == sorted(
+        ["reproduce", *(f"{name}.jsonl.gz" for name in STUDIES)]
+    )
+
+
+def test_runs_are_finished_and_say_how_they_were_made() -> None:
+    for key, run in Store(RESULTS).tables.items():
+        assert run.complete, key
+        assert run.command.startswith(("primum compare ", "python -m primum.experiments.studies"))
+        assert {"torch", "python"} <= run.environment.keys(), key
+        assert run.final.get("fallbacks", 0) == 0, key
+
+
+def test_no_stored_file_names_a_folder_of_a_machine() -> None:
+    for path in RESULTS.rglob("*.gz"):
+        text = gzip.decompress(path.read_bytes()).decode()
+        assert not re.search(r"/(home|tmp|work|root|usr)/", text), path.name
+
+
+def test_what_is_listed_is_what_there_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    assert main(["--list"]) == 0
+    listed = capsys.readouterr().out
+    for study in STUDIES.values():
+        assert f"{study.name}: " in listed
+        assert study.command in listed
+
+
+def test_every_table_of_the_pages_comes_from_the_runs(tmp_path: Path) -> None:
+    assert make_pages(RESULTS, DOCS, check=True) == 0, "run the studies with --pages"
+    text = PAGE + CLAIMS + (DOCS / "tutorial.md").read_text(encoding="utf-8")
+    found = re.findall(r"<!-- table ([\w-]+) -->", text)
+    assert sorted(found) == sorted(MAKERS | TUTORIAL)
+    for name in ("results", "claims", "tutorial"):
+        shutil.copy(DOCS / f"{name}.md", tmp_path)
+    (tmp_path / "results.md").write_text(PAGE.replace(" ± ", " ~ "), encoding="utf-8")
+    assert make_pages(RESULTS, tmp_path, check=True) == 1
+
+
+def test_every_plot_is_drawn_and_shown(tmp_path: Path) -> None:
+    for name in ("results", "claims", "tutorial"):
+        shutil.copy(DOCS / f"{name}.md", tmp_path)
+    assert make_pages(RESULTS, tmp_path) == 0
+    text = PAGE + (DOCS / "tutorial.md").read_text(encoding="utf-8")
+    shown = set(re.findall(r"images/((?:results|tutorial)-[\w-]+\.png)", text))
+    assert {path.name for path in (tmp_path / "images").glob("*.png")} == shown
+    for name in shown:
+        assert (DOCS / "images" / name).stat().st_size > 5000
+    assert all(re.findall(r"!\[(.*?)\]", text))  # described in words
+
+
+# In the text of the page, but not from these runs: the paper's accuracies, radii and the like.
+ELSEWHERE = {"89.22", "89.00", "95"}
+DECIMAL = re.compile(r"(?<![\w./])\d+\.\d+(?![\w/])")
+
+
+def test_no_number_in_the_text_is_missing_from_the_tables() -> None:
+    blocks = re.findall(r"<!-- table [\w-]+ -->.*?<!-- end -->", PAGE, re.DOTALL)
+    words = re.sub(r"<!-- table [\w-]+ -->.*?<!-- end -->", "", PAGE, flags=re.DOTALL)
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    words += next(part for part in readme.split("\n\n") if part.startswith("**On CIFAR-10**"))
+    known = set(DECIMAL.findall("\n".join(blocks)))
+    said = set(DECIMAL.findall(words)) - ELSEWHERE
+    assert len(said) > 5
+    assert said <= known, sorted(said - known)
+    intervals = set(re.findall(r"\d+\.\d+ ± \d+\.\d+", words))
+    assert intervals
+    assert all(each in "\n".join(blocks) for each in intervals), sorted(intervals)
+
+
+def test_claims_say_how_they_were_judged(results: Results) -> None:
+    assert [outcome.name for outcome in results.outcomes] == [
+        *("table1", "figure1", "figure2", "multilayer", "gram", "gram-adamw")
+    ]
+    for outcome in results.outcomes:
+        assert outcome.command.startswith(f"primum reproduce {outcome.name} ")
+        assert " --scale small " in outcome.command
+        assert outcome.findings, outcome.name
+
+
+def test_table_1_is_counted_correctly(results: Results) -> None:
+    gains: dict[str, list[float]] = {}
+    for finding in results.outcomes[0].findings:
+        found = re.search(r"\(([+-][\d.]+)", finding.ours)
+        assert found is not None
+        gains.setdefault(finding.claim.removesuffix(", primum"), []).append(float(found[1]))
+    counts = [sum(paper > 0 for paper, _ in gains.values())]
+    counts += [sum(own > 0 for _, own in gains.values())]
+    counts += [sum(own > paper for paper, own in gains.values())]
+    words = " ".join(PAGE.split())
+    assert re.findall(rf"(\d+) of {len(gains)}[ ,)]", words.split("Table 1 was made")[1])[:3] == [
+        str(count) for count in counts
+    ]
+
+
+def test_how_often_the_papers_solver_stays_below_the_optimum() -> None:
+    path = RESULTS / "reproduce" / "small" / "measurements.json.gz"
+    stored = json.loads(gzip.decompress(path.read_bytes()))["figure2"]["scripts"]
+    short = [
+        problem["arms"]["Clarabel"]["removed"] - problem["arms"]["paper 2000"]["removed"]
+        for content in stored.values()
+        for group in content["groups"]
+        for problem in group["problems"]
+        if "Clarabel" in problem["arms"]
+    ]
+    said = f"in {sum(gap > 0.005 for gap in short)} of the {len(short)} problems"
+    assert said in " ".join(CLAIMS.split())
