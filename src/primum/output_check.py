@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 
 from primum.capture import Carry, Pass
+from primum.compat import exporting, inside_functorch
 from primum.hook import Hook
 
 MOST_NODES = 100_000
@@ -36,7 +37,9 @@ class OutputCheck:
         self._hook.remove()
 
     def __call__(self, model: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if torch.compiler.is_compiling() or not model.training:
+        if torch.compiler.is_compiling() or exporting() or inside_functorch():
+            return
+        if not model.training:
             return
         outputs = [each.grad_fn for each in _tensors(output) if each.grad_fn is not None]
         if not outputs:
