@@ -18,10 +18,10 @@ export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test lint types format bench docs clean
+.PHONY: help setup demo test coverage lint workflows types format bench docs clean
 
 help: ## print this list
-	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 10
+	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 11
 
 setup: $(DEV) ## create .venv with the package and all tools
 
@@ -31,9 +31,20 @@ demo: $(DEV) ## train with and without primum on a small task, and compare
 test: lint types ## lint, types, then every test
 	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile
 
-lint: $(DEV) ## check style and formatting
+coverage: $(DEV) ## every test again, with the share of lines and branches they reach
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile --cov --cov-report=term --cov-report=html
+
+lint: $(DEV) workflows ## check style and formatting, and the workflows
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
+
+CHECK := $(BIN)/check-jsonschema --quiet --builtin-schema
+workflows: $(DEV) ## check what GitHub reads: workflows, issue forms, citation
+	$(CHECK) vendor.github-workflows .github/workflows/*.yml
+	$(CHECK) vendor.github-issue-forms $(filter-out %/config.yml,$(wildcard .github/ISSUE_TEMPLATE/*.yml))
+	$(CHECK) vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
+	$(CHECK) vendor.citation-file-format CITATION.cff
+	$(BIN)/zizmor --offline --quiet .github
 
 types: $(DEV) ## check types, strictly
 	$(BIN)/python -m mypy
@@ -49,7 +60,7 @@ docs: $(DOCS) ## build the documentation into site/
 	$(BIN)/python -m mkdocs build --strict
 
 clean: ## remove .venv, caches and everything built
-	rm -rf $(VENV) site dist build .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) site dist build htmlcov .coverage .coverage.* .mypy_cache .nox .pytest_cache .ruff_cache .hypothesis
 	find src tests benchmarks examples -type d -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 # The build backend comes first, pinned, so that building the package needs no environment of its own.

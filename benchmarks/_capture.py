@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -19,11 +20,12 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 import primum
-from primum.gram import Head
+from primum.gram import Gram, MatrixFree
 from primum.paper import Paper
 from primum.problem import Solution
 from primum.recipe import Recipe
-from primum.update import Update
+from primum.rules import Scalar
+from primum.update import Update, predict_head
 
 BASE_BATCH = 128  # the paper's; its learning rates grow with the square root of the batch
 LABELS = {"cifar10": "label", "cifar100": "fine_label"}
@@ -149,11 +151,11 @@ def optimizer_of(kind: str, model: nn.Module, batch: int = BASE_BATCH) -> Optimi
 class Moment:
     """What a recipe was given in one step, and its state (the paper's guards) before it.
 
-    Shapes: head.features [B, d], update.step [d_out, d], drift [B].
+    Shapes: gram.features [B, d], update.step [d_out, d], drift [B].
     """
 
     number: int  # of the step, from 1
-    head: Head
+    gram: MatrixFree
     update: Update
     drift: Tensor
     guards: dict[str, Any]
@@ -163,19 +165,27 @@ class Recorder:
     """A recipe, with what it is given at some of its calls, counted from 1, kept."""
 
     name = "recorder"
+    products = 0  # the factors are kept, so they are asked for
 
     def __init__(self, at: Sequence[int], recipe: Recipe) -> None:
         self.moments: list[Moment] = []
+        self.metric = recipe.metric
         self._at = set(at)
         self._calls = 0
         self._inner = recipe
+        self._update: Update | None = None
 
-    def __call__(self, head: Head, update: Update, drift: Tensor) -> Solution:
+    def predict_head(self, *args: Any, **settings: Any) -> Update:
+        """`primum.update.predict_head`; a recipe is given no more than the size of the step."""
+        self._update = predict_head(*args, **settings)
+        return self._update
+
+    def __call__(self, gram: Gram, drift: Tensor, size: Tensor, lr: Scalar) -> Solution:
         self._calls += 1
         if self._calls in self._at:
-            kept = copy.deepcopy((head, update, drift, self._inner.state_dict()))
+            kept = copy.deepcopy((gram, self._update, drift, self._inner.state_dict()))
             self.moments.append(Moment(self._calls, *kept))
-        return self._inner(head, update, drift)
+        return self._inner(gram, drift, size, lr)
 
     def state_dict(self) -> dict[str, Any]:
         return self._inner.state_dict()
@@ -203,7 +213,8 @@ def record(
     """Train, with the paper's recipe if not told; after each step, what was recorded so far."""
     recorder = Recorder(at, recipe or Paper())
     scheduler = CosineAnnealingLR(optimizer, steps)
-    with primum.attach(model, optimizer, recipe=recorder):
+    spy = mock.patch("primum.pipeline.predict_head", recorder.predict_head)
+    with primum.attach(model, optimizer, recipe=recorder), spy:
         for images, labels in batches:
             optimizer.zero_grad()
             F.cross_entropy(model(images), labels).backward()

@@ -15,6 +15,7 @@ from datetime import timedelta
 from pathlib import Path
 from time import perf_counter
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -26,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
 import primum
-import primum.weigher
+import primum.weighing
 
 FEATURES, WIDTH = 256, 512  # of the network below the head
 BATCHES = 4  # that are trained on in turn: they pull at the head in different directions
@@ -61,7 +62,7 @@ class Arm:
 
     def step(self) -> None:
         """One training step, to the end of the slowest rank's."""
-        primum.weigher.choose_way = lambda *_, **__: self.way  # instead of the cheaper one
+        primum.weighing.choose_way = lambda *_, **__: self.way  # instead of the cheaper one
         inputs, labels = self.inputs[self.steps % BATCHES], self.labels[self.steps % BATCHES]
         self.steps += 1
         self.optimizer.zero_grad()
@@ -82,18 +83,13 @@ class Arm:
             return 0
         weigh, peaks = self.reducer._weigh, []
 
-        class Watched:
-            def __call__(self, arrival: Any) -> Any:
-                found: list[Any] = []
-                peaks.append(peak_memory(lambda: found.append(weigh(arrival))))
-                return found[0]
+        def measured(*args: Any, **settings: Any) -> Any:
+            found: list[Any] = []
+            peaks.append(peak_memory(lambda: found.append(weigh(*args, **settings))))
+            return found[0]
 
-            def __getattr__(self, name: str) -> Any:
-                return getattr(weigh, name)
-
-        self.reducer._weigh = Watched()  # type: ignore[assignment]
-        self.step()
-        self.reducer._weigh = weigh
+        with mock.patch.object(self.reducer, "_weigh", measured):
+            self.step()
         return peaks[0]
 
     def bytes(self) -> tuple[int, int | None]:

@@ -13,12 +13,11 @@ from unittest import mock
 
 import torch
 
-from primum import distributed
+from primum import distributed, gram
 from primum.distributed import choose_way, costs, traffic
-from primum.gram import CHUNK_ENTRIES, dense_is_cheaper
+from primum.pipeline import LARGE, Captured
 from primum.ranks import Meeting
 from primum.recipe import Primum
-from primum.weigh import LARGE, PART_ENTRIES, Captured
 
 WAYS = ("local", "gather", "sum")
 POINTS = Primum.max_iters + 2  # dual points that the solver compares, zero among them
@@ -79,7 +78,7 @@ def sent(way: str, case: Case) -> Sent:
     else:
         sums += [case.size * FLOAT] * (1 + PRODUCTS)  # the gradient, then the products
         sums += [2 * FLOAT, *[3 * FLOAT] * Primum.max_iters]  # lengths and curvatures
-        sums += [POINTS * FLOAT, 2 * POINTS * FLOAT]  # the certificate
+        sums += [2 * POINTS * FLOAT, FLOAT, 2 * POINTS * FLOAT]  # the certificate
         gathers.append(case.own * 3 * FLOAT)  # drift before and after, weights
     others = case.ranks - 1
     wire = others * sum(gathers) + 2 * others / case.ranks * sum(sums)
@@ -95,29 +94,31 @@ def is_dense(way: str, case: Case) -> bool:
     """Whether the Gram matrix of that many samples is formed."""
     if way == "sum":
         return False
-    factorises = case.optimizer == "sgd" and case.positions == 1 and not in_parts(way, case)
-    return dense_is_cheaper(
-        problem_batch(way, case),
-        case.positions,
-        case.inputs + 1,
-        case.outputs,
-        products=POINTS,
-        factorises=factorises,
-    )
+    factorises = case.optimizer == "sgd" and case.positions == 1 and not in_blocks(way, case)
+    return dense_is_cheaper(way, case, factorises=factorises)
 
 
-def in_parts(way: str, case: Case) -> bool:
+def dense_is_cheaper(way: str, case: Case, *, factorises: bool) -> bool:
+    """By the library's cost model."""
+    sizes = problem_batch(way, case), case.positions, case.inputs + 1, case.outputs
+    dense, free = gram.operations(*sizes, products=PRODUCTS, factorises=factorises)
+    return dense <= free
+
+
+def block_entries(way: str, case: Case) -> int:
+    """Entries of the samples' gradients that are held at a time, where they are formed."""
+    rows = (problem_batch(way, case), case.positions)
+    rows = rows[:1] if case.positions == 1 else rows
+    x, g = (torch.empty(*rows, n, device="meta") for n in (case.inputs + 1, case.outputs))
+    first = next(gram.output_blocks(x, g))
+    return first.stop * (case.inputs + 1) * problem_batch(way, case)
+
+
+def in_blocks(way: str, case: Case) -> bool:
     """Whether the head is gone through a few outputs at a time."""
     if way == "sum" or (case.positions == 1 and case.size <= LARGE):
         return False
-    return dense_is_cheaper(
-        problem_batch(way, case),
-        case.positions,
-        case.inputs + 1,
-        case.outputs,
-        products=POINTS,
-        factorises=False,
-    )
+    return dense_is_cheaper(way, case, factorises=False)
 
 
 def operations(way: str, case: Case) -> float:
@@ -129,7 +130,7 @@ def operations(way: str, case: Case) -> float:
     basis = 3 * 2.0 * rows * case.size
     if not is_dense(way, case):
         return basis + PRODUCTS * 4.0 * rows * case.size
-    if case.optimizer == "sgd" and case.positions == 1 and not in_parts(way, case):
+    if case.optimizer == "sgd" and case.positions == 1 and not in_blocks(way, case):
         build = batch**2 * (2.0 * (case.inputs + 1 + case.outputs) + 16)
     else:
         build = 2.0 * batch * case.size * (case.positions + batch + 8)
@@ -148,28 +149,28 @@ def memory(way: str, case: Case) -> int:
     batch, adaptive = problem_batch(way, case), case.optimizer != "sgd"
     rows = batch * case.positions
     unit = rows * (case.inputs + 1 + case.outputs)
-    points = 6 * POINTS * batch
+    # Alone, points are compared one by one, and at most these are kept.
+    points = (6 * POINTS if way == "sum" else 2 * PRODUCTS) * batch
     extra = {
         "local": 0,
         "gather": rows * (case.inputs + 2 * case.outputs),  # all rows, and their gradients' share
         "sum": rows * case.outputs,
     }[way]
-    if in_parts(way, case):
-        width = max(1, PART_ENTRIES // (batch * (case.inputs + 1)))
-        parts = 2 * width * (case.inputs + 1) * batch
-        return FLOAT * (extra + rows * (case.inputs + 1) + parts + batch**2 + points)
+    if in_blocks(way, case):
+        blocks = 2 * block_entries(way, case)
+        return FLOAT * (extra + rows * (case.inputs + 1) + blocks + batch**2 + points)
     predicting = (6 if adaptive else 4) * case.size + unit
     heads = (3 if adaptive else 2) * case.size
     if way == "sum":
         heads = (11 if adaptive else 7) * case.size
     if not is_dense(way, case):
-        solving = heads + max(3 * unit + 2 * POINTS * batch, unit + points)
+        solving = heads + max(2 * unit + 2 * POINTS * batch, unit + points)
     elif case.optimizer == "sgd" and case.positions == 1:
         solving = heads + unit + batch**2 + max(batch**2, points)
     else:
-        formed = batch * case.size
+        formed, block = batch * case.size, block_entries(way, case)
         solving = heads + unit + batch**2
-        solving += max(formed if formed <= CHUNK_ENTRIES else 2 * CHUNK_ENTRIES, points)
+        solving += max(formed if formed <= block else 2 * block, points)
     return FLOAT * (extra + max(predicting, solving))
 
 
@@ -187,7 +188,7 @@ def arguments(case: Case) -> dict[str, int]:
 def chosen(case: Case) -> str:
     """The way that `scope="global"` takes."""
     sgd = case.optimizer == "sgd"
-    gather, total = costs(**arguments(case), products=POINTS, factorises=sgd)
+    gather, total = costs(**arguments(case), products=PRODUCTS, factorises=sgd)
     return "gather" if gather <= total else "sum"
 
 
@@ -202,7 +203,7 @@ def chosen_at(case: Case, per_byte: float, per_message: float) -> str:
 
 def library_traffic(way: str, case: Case) -> float:
     """What the library expects a rank to receive."""
-    gather, total = traffic(**arguments(case), products=POINTS)
+    gather, total = traffic(**arguments(case), products=PRODUCTS)
     return {"local": 0.0, "gather": gather, "sum": total}[way]
 
 

@@ -37,19 +37,19 @@ from _common import (
 )
 from torch import nn
 
-from primum.gram import Head, matrix_of
+from primum.gram import MatrixFree
 from primum.paper.low_rank import gram_matrices
 
 RANKS = (1, 2, 3, 4, 5, 8, 16)
 SHOWN = ("Q1 r=1", "Q1 r=3", "Q1 r=5", "Q1 r=8", "Q1 neg", "Q2 r=5", "Q2 r=8", "Q2 neg")
 
 
-def errors(head: Head) -> dict[str, float]:
+def errors(head: MatrixFree) -> dict[str, float]:
     """Relative Frobenius error by matrix and rank; at rank 5 also the most negative eigenvalue."""
     x, g = head.features.double(), head.output_gradients.double()
     gain = torch.as_tensor(head.gain).double()
-    wide = Head(x, g, gain, head.has_bias)
-    exact = [matrix_of(wide), matrix_of(Head(x, g, gain**2, head.has_bias))]
+    wide = MatrixFree(x, g, gain, has_bias=head.has_bias)
+    exact = [wide.dense().matrix, MatrixFree(x, g, gain**2).dense().matrix]
     found = {}
     for rank in RANKS:
         for k, matrix in enumerate(gram_matrices(wide, rank)):
@@ -65,7 +65,7 @@ def follow(model: nn.Module, data: Data, args: argparse.Namespace) -> list[dict[
     at = sorted({d * 10**k for k in range(6) for d in (1, 2, 5)} | {args.steps})
     batches = data.batches(args.batch, args.steps, torch.Generator().manual_seed(args.seed))
     moments = list(record(model, optimizer_of("adamw", model, args.batch), batches, args.steps, at))
-    return [{"step": moment.number} | errors(moment.head) for moment in moments[-1]]
+    return [{"step": moment.number} | errors(moment.gram) for moment in moments[-1]]
 
 
 def page_table(rows: list[dict[str, Any]]) -> str:

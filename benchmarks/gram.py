@@ -55,7 +55,7 @@ from overhead import peak_memory
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from primum.gram import Dense, Head, MatrixFree, choose, matrix_of
+from primum.gram import Dense, MatrixFree, choose
 from primum.paper.low_rank import gram_matrices, weighted_gram
 from primum.recipe import Primum
 
@@ -182,16 +182,16 @@ def looped_adamw(given: Inputs) -> Tensor:
     return of_weight + (given.g * given.bias_gain) @ given.g.t()
 
 
-def head_of(case: Case, given: Inputs) -> Head:
+def head_of(case: Case, given: Inputs) -> MatrixFree:
     """The head as a reducer sees it: a column of ones for the bias."""
     features = nn.functional.pad(given.x, (0, 1), value=1.0)
     if case.optimizer == "sgd":
-        return Head(features, given.g, 1.0, has_bias=True)
+        return MatrixFree(features, given.g, 1.0, has_bias=True)
     gain = torch.cat([given.gain, given.bias_gain.unsqueeze(1)], 1)
-    return Head(features, given.g, gain, has_bias=True)
+    return MatrixFree(features, given.g, gain, has_bias=True)
 
 
-def built_and_used(head: Head) -> Tensor:
+def built_and_used(head: MatrixFree) -> Tensor:
     """All that a step pays for its Gram matrix by our default route."""
     operator = choose(head, PRODUCTS)
     vector = torch.ones(len(head.features))
@@ -227,7 +227,7 @@ def arms_of(case: Case, cap: float) -> dict[str, Callable[[], object]]:
     arms["primum"] = partial(built_and_used, head)
     arms["build"] = partial(choose, head, PRODUCTS)
     arms["dense product"] = partial(Dense(torch.ones(case.batch, case.batch)).times, vector)
-    arms["matrix-free product"] = partial(MatrixFree(head).times, vector)
+    arms["matrix-free product"] = partial(head.times, vector)
     return arms
 
 
@@ -312,7 +312,9 @@ def written_numbers(classes: int, batch: int, steps: int) -> Iterator[tuple[Tens
         yield images + 0.5 * torch.randn(images.shape, generator=rng), numbers
 
 
-def captured_heads(inputs: int, outputs: int, batch: int, steps: int) -> Iterator[tuple[int, Head]]:
+def captured_heads(
+    inputs: int, outputs: int, batch: int, steps: int
+) -> Iterator[tuple[int, MatrixFree]]:
     """Heads of a perceptron in plain training by AdamW, with their gains."""
     width = 64 * len(str(outputs - 1))
     with torch.random.fork_rng(devices=[]):
@@ -324,22 +326,22 @@ def captured_heads(inputs: int, outputs: int, batch: int, steps: int) -> Iterato
     plain = Primum(radius=0.0)
     *_, last = record(model, optimizer_of("adamw", model), batches, steps, moments, plain)
     for moment in last:
-        yield moment.number, moment.head
+        yield moment.number, moment.gram
 
 
-def random_heads(inputs: int, outputs: int, batch: int) -> Iterator[tuple[int, Head]]:
+def random_heads(inputs: int, outputs: int, batch: int) -> Iterator[tuple[int, MatrixFree]]:
     case = Case("adamw", inputs, outputs, batch)
     yield 0, head_of(case, draw(case))
 
 
-def errors(head: Head) -> dict[str, float]:
+def errors(head: MatrixFree) -> dict[str, float]:
     """Relative Frobenius errors of the rank-5 matrices under the gain and under its square."""
     assert isinstance(head.gain, Tensor)
     x, g, gain = (t.double() for t in (head.features, head.output_gradients, head.gain))
-    approximate = gram_matrices(Head(x, g, gain, head.has_bias), RANK)
+    approximate = gram_matrices(MatrixFree(x, g, gain, has_bias=head.has_bias), RANK)
     found: dict[str, float] = {}
     for power, matrix in zip((1, 2), approximate, strict=True):
-        truth = matrix_of(Head(x, g, gain**power))
+        truth = MatrixFree(x, g, gain**power).dense().matrix
         found[f"q{power}"] = float((matrix - truth).norm() / truth.norm())
     return found
 

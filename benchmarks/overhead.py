@@ -331,12 +331,12 @@ def measure(case: Case, seconds: float, repeats: int) -> Result:
     plain, attached = arms
     routes: set[str] = set()
 
-    def choose(head: gram.Head, products: int) -> gram.Gram:
-        chosen = gram.choose(head, products)
+    def choose(factors: gram.MatrixFree, products: int) -> gram.Gram:
+        chosen = gram.choose(factors, products)
         routes.add("dense" if isinstance(chosen, gram.Dense) else "matrix-free")
         return chosen
 
-    with mock.patch("primum.problem.choose", choose):  # a spy: which route does it really take?
+    with mock.patch("primum.pipeline.choose", choose):  # a spy: which route does it really take?
         peaks = [
             peak_memory(partial(first_steps, arm, arm is attached, case.warm_up)) for arm in arms
         ]

@@ -2,7 +2,7 @@
 
 Times both exact forms of the Gram operator, dense (build, then B x B products) and matrix-free
 (products of the head's size), as often applied as the default solver does, over many sizes. Regret
-is the time of the route that `primum.gram.dense_is_cheaper` picks over that of the faster one; 1 is
+is the time of the route that `primum.gram.operations` picks over that of the faster one; 1 is
 perfect. Then tries other constants in a model of the same form and says what they would change.
 
 A route whose arithmetic alone takes more than `HOPELESS` times as long as all of the other is not
@@ -39,9 +39,10 @@ from _common import (
 )
 from tqdm import tqdm
 
-from primum.gram import Dense, Gram, Head, MatrixFree, dense_is_cheaper, matrix_of
+from primum.gram import Gram, MatrixFree, operations
+from primum.recipe import Primum
 
-PRODUCTS = 21  # of the default solver: 20 iterations and the start
+PRODUCTS = Primum().products  # its iterations and the start
 HOPELESS = 10
 CLEARLY_BETTER = 0.02  # of mean regret: a fit that saves less is not worth another constant
 FULL: dict[str, Any] = {
@@ -79,7 +80,7 @@ class Case:
 
     @property
     def picks_dense(self) -> bool:
-        return dense_is_cheaper(
+        dense, free = operations(
             self.batch,
             self.positions,
             self.inputs,
@@ -87,6 +88,7 @@ class Case:
             products=PRODUCTS,
             factorises=self.factorises,
         )
+        return dense <= free
 
     @property
     def flops(self) -> tuple[float, float]:
@@ -159,12 +161,12 @@ class Result:
         ]
 
 
-def build(case: Case) -> tuple[Head, torch.Tensor]:
+def build(case: Case) -> tuple[MatrixFree, torch.Tensor]:
     """A head of that size and a vector to multiply."""
     torch.manual_seed(0)
     rows = (case.batch,) if case.positions == 1 else (case.batch, case.positions)
     gain = torch.rand(case.outputs, case.inputs) + 0.5 if case.elementwise else 1.0
-    head = Head(torch.randn(*rows, case.inputs), torch.randn(*rows, case.outputs), gain)
+    head = MatrixFree(torch.randn(*rows, case.inputs), torch.randn(*rows, case.outputs), gain)
     return head, torch.rand(case.batch)
 
 
@@ -173,15 +175,18 @@ def routes(case: Case) -> list[Callable[[], None]]:
     head, vector = build(case)
 
     def apply(operator: Gram) -> None:
-        scaled = operator.scaled(operator.diagonal.rsqrt())
+        operator.diagonal.reciprocal()
         for _ in range(PRODUCTS):
-            scaled.times(vector)
+            operator.times(vector)
+
+    def fresh() -> MatrixFree:
+        return MatrixFree(head.features, head.output_gradients, head.gain)
 
     def dense() -> None:
-        apply(Dense(matrix_of(Head(head.features, head.output_gradients, head.gain))))
+        apply(fresh().dense())
 
     def free() -> None:
-        apply(MatrixFree(Head(head.features, head.output_gradients, head.gain)))
+        apply(fresh())
 
     return [dense, free]
 

@@ -55,7 +55,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from tqdm import tqdm
 
-from primum.gram import Dense, Head, matrix_of
+from primum.gram import Dense, MatrixFree, choose
 from primum.paper import Paper, PaperSettings
 from primum.paper.chambolle_pock import PaperProblem, chambolle_pock
 from primum.paper.exact import exact_weights
@@ -116,9 +116,10 @@ def paper_recipe(moment: Moment, iterations: int, tol: float) -> Answer:
     """As in training: guards with their averages, rank-5 gain, Lanczos from B = 257 on."""
     recipe = Paper(PaperSettings(radius=RADIUS, solver_iters=iterations, tol=tol))
     recipe.load_state_dict(copy.deepcopy(moment.guards))
-    found = recipe(moment.head, moment.update, moment.drift)
+    update = moment.update
+    found = recipe(moment.gram, moment.drift, update.size(recipe.metric), update.lr)
     made, batch = int(found.iterations), len(moment.drift)
-    matrices = 1 if moment.head.uniform_gain else 2
+    matrices = 1 if moment.gram.uniform_gain else 2
     spectrum = matrices * lanczos_iterations(batch) if batch > EXACT_UP_TO else 0
     return Answer(found.extra_weights, made, 3 * made + spectrum)
 
@@ -132,7 +133,9 @@ def paper_bare(moment: Moment, iterations: int, tol: float) -> Answer:
 
 
 def ours(moment: Moment, iterations: int) -> Answer:
-    found = Primum(radius=RADIUS, max_iters=iterations)(moment.head, moment.update, moment.drift)
+    recipe, update = Primum(radius=RADIUS, max_iters=iterations, tolerance=0.0), moment.update
+    gram = choose(moment.gram, recipe.products)
+    found = recipe(gram, moment.drift, update.size(recipe.metric), update.lr)
     return Answer(found.extra_weights, iterations, None)
 
 
@@ -166,19 +169,19 @@ ORDER = (
 
 def paper_problem(moment: Moment) -> PaperProblem:
     """Eq. 10 or Eq. 14 with exact matrices, per unit lr."""
-    head = moment.head
-    gram = matrix_of(head)
-    squared = Head(head.features, head.output_gradients, head.gain**2)
-    metric = gram if head.uniform_gain and head.gain == 1 else matrix_of(squared)
+    head = moment.gram
+    gram = head.dense().matrix
+    squared = MatrixFree(head.features, head.output_gradients, head.gain**2)
+    metric = gram if head.uniform_gain and head.gain == 1 else squared.dense().matrix
     reach_squared = RADIUS**2 * moment.update.step.square().sum()
     return PaperProblem(gram, metric, moment.drift, reach_squared)
 
 
 def own_problem(moment: Moment) -> Problem:
     """Our problem with its Gram matrix as a matrix, whatever the size."""
-    head = moment.head
-    reach = RADIUS * torch.linalg.vector_norm(moment.update.step / head.root_gain)
-    return Problem.dense(matrix_of(head), moment.drift, reach)
+    head = moment.gram
+    reach = RADIUS * moment.update.size("gain")
+    return Problem.dense(head.dense().matrix, moment.drift, reach)
 
 
 def own_optimum(problem: Problem) -> float:
@@ -199,9 +202,10 @@ def own_optimum(problem: Problem) -> float:
 
 
 def in_double(moment: Moment) -> Moment:
-    head, update = moment.head, moment.update
+    head, update = moment.gram, moment.update
     gain = head.gain.double() if isinstance(head.gain, Tensor) else head.gain
-    wide = Head(head.features.double(), head.output_gradients.double(), gain, head.has_bias)
+    x, g = head.features.double(), head.output_gradients.double()
+    wide = MatrixFree(x, g, gain, has_bias=head.has_bias)
     step = update.step.double()
     moved = Update(step, gain, update.lr)
     return Moment(moment.number, wide, moved, wide.along(step), moment.guards)

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from primum.gram import Head
+from primum.gram import MatrixFree, choose
 from primum.problem import Problem
 from primum.solve import solve
-from primum.update import predict_head
+from primum.update import Update, predict_head
 
 BATCHES = (32, 128, 512)
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
@@ -61,11 +61,12 @@ class Moment:
     drift: Tensor
 
     @property
-    def head(self) -> Head:
-        return Head(self.features, self.output_gradients, self.gain)
+    def gram(self) -> MatrixFree:
+        return MatrixFree(self.features, self.output_gradients, self.gain)
 
     def problem(self, radius: float = 0.2) -> Problem:
-        return Problem.of_head(self.head, self.step, self.drift, radius=radius)
+        size = Update(self.step, self.gain, 1.0).size("gain")
+        return Problem(choose(self.gram, 21), self.drift, radius * size)
 
     def double(self) -> Moment:
         wide = {k: v.double() for k, v in vars(self).items() if isinstance(v, Tensor)}
@@ -106,7 +107,7 @@ def train(optimizer: str, batch: int) -> list[Moment]:
             (g,) = torch.autograd.grad(loss, logits, retain_graph=True)
             x = nn.functional.pad(features.detach(), (0, 1), value=1.0)
             update = predict_head(head, owners, g.t() @ x)
-            drift = Head(x, g, update.gain).along(update.step)
+            drift = MatrixFree(x, g, update.gain).along(update.step)
             moment = Moment(optimizer, batch, number, x, g, update.step, update.gain, drift)
             if number in MOMENTS:
                 moments.append(moment)

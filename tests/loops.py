@@ -12,6 +12,7 @@ from primum import Problem, Reducer, Solution, StepReport, solve
 
 SGD: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-3}
 ADAMW: dict[str, Any] = {"lr": 0.01, "weight_decay": 0.1}
+PRECISE: dict[str, Any] = {"max_iters": 20, "tolerance": 0.0}  # as `solve` without arguments
 BOTH = pytest.mark.parametrize(
     ("kind", "options"), [(optim.SGD, SGD), (optim.AdamW, ADAMW)], ids=["SGD", "AdamW"]
 )

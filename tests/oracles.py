@@ -14,7 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from primum.gram import Head
+from primum.gram import Gram, MatrixFree
+from primum.problem import Solution
+from primum.recipe import Recipe
+from primum.update import Update
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # outputs and targets of one sample to a number
 
@@ -36,21 +39,26 @@ def per_sample_gradients(head: nn.Linear, inputs: Tensor, targets: Tensor, loss:
     return torch.cat((grads["weight"], grads["bias"].unsqueeze(2)), 2)
 
 
-def captured_head(head: nn.Linear, inputs: Tensor, targets: Tensor, loss: Loss) -> Head:
+def captured_head(head: nn.Linear, inputs: Tensor, targets: Tensor, loss: Loss) -> MatrixFree:
     """What a hook on the head's output sees, gain 1: one backward pass of the batch's mean loss."""
     outputs = head(inputs)
     total = torch.stack([loss(*pair) for pair in zip(outputs, targets, strict=True)]).mean()
     (output_gradients,) = torch.autograd.grad(total, outputs)
     features = inputs if head.bias is None else nn.functional.pad(inputs, (0, 1), value=1.0)
-    return Head(features, output_gradients, 1.0)
+    return MatrixFree(features, output_gradients, 1.0)
 
 
-def gradients_of(head: Head) -> Tensor:
+def gradients_of(head: MatrixFree) -> Tensor:
     """G from the captured factors: an outer product, summed over positions. -> [B, d_out, d]."""
     x, g = head.features.double(), head.output_gradients.double()
     if x.dim() == 2:
         x, g = x.unsqueeze(1), g.unsqueeze(1)
     return torch.einsum("bto,btd->bod", g, x)
+
+
+def ask(recipe: Recipe, gram: Gram, update: Update, drift: Tensor) -> Solution:
+    """A recipe's answer, given the update itself."""
+    return recipe(gram, drift, update.size(recipe.metric), update.lr)
 
 
 def gram_of(gradients: Tensor, gain: Tensor | float) -> Tensor:
@@ -69,7 +77,9 @@ class Literal:
     most: float = 2.0
 
     @classmethod
-    def of(cls, head: Head, drift: Tensor, reach: Tensor | float, most: float = 2.0) -> Literal:
+    def of(
+        cls, head: MatrixFree, drift: Tensor, reach: Tensor | float, most: float = 2.0
+    ) -> Literal:
         gain = head.gain.double() if isinstance(head.gain, Tensor) else head.gain
         return cls(gram_of(gradients_of(head), gain), drift.double(), float(reach), most)
 

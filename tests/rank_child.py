@@ -27,7 +27,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import primum
 import primum.distributed
-import primum.weigher
+import primum.weighing
+from loops import PRECISE
 
 DEFAULTS: dict[str, Any] = {
     "optimizer": "SGD",
@@ -152,7 +153,8 @@ def train(own: dict[str, Any], rank: int = 0, ranks: int = 1) -> dict[str, Any]:
     forward = torch.compile(net, backend="aot_eager") if own["compile"] else net
     scope = own["scope"] if ranks > 1 else "local"
     seen = model if own["inner"] else forward
-    reducer = primum.attach(seen, optimizer, recipe=own["recipe"], scope=scope)
+    settings = PRECISE if own["recipe"] == "primum" else {}  # one process may stop early otherwise
+    reducer = primum.attach(seen, optimizer, recipe=own["recipe"], scope=scope, **settings)
     reports: list[dict[str, Any]] = []
     with contextlib.ExitStack() as stack:
         caught = stack.enter_context(warnings.catch_warnings(record=True))
@@ -201,10 +203,10 @@ def main(folder: Path, rank: int, ranks: int) -> None:
         world_size=ranks,
         timeout=timedelta(seconds=20),
     )
-    cheaper, results = primum.weigher.choose_way, {}
+    cheaper, results = primum.weighing.choose_way, {}
     for name, own in json.loads((folder / "runs.json").read_text()).items():
         way = own.get("way")
-        primum.weigher.choose_way = cheaper if way is None else lambda *_, w=way, **__: w
+        primum.weighing.choose_way = cheaper if way is None else lambda *_, w=way, **__: w
         results[name] = train(own, rank, ranks)
     (folder / f"results-{rank}.json").write_text(json.dumps(results))
     dist.destroy_process_group()

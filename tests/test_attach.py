@@ -200,17 +200,49 @@ class TestHead:
             (primum.observe, primum.observe),
         ],
     )
-    def test_twice(self, first: Any, second: Any) -> None:
+    def test_again_replaces_the_first(self, first: Any, second: Any) -> None:
         model, optimizer = make()
-        reducer = first(model, optimizer)
-        with pytest.raises(ValueError, match=r"Reducer attached already; call its \.remove\(\)"):
-            second(model, optimizer)
-        assert len(model[2]._forward_hooks) == len(optimizer._optimizer_step_post_hooks) == 1
+        old = first(model, optimizer)
+        new = second(model, optimizer)
+        assert len(model[2]._forward_hooks) == 1
         train(model, optimizer, 1)
-        assert reducer.last is not None  # the first goes on
+        assert old.last is None
+        assert "removed" in repr(old)
+        assert report_of(new).applied == (second is primum.attach)
         second(model, optimizer, head=model[0]).remove()  # another head is another matter
-        reducer.remove()
-        second(model, optimizer)
+        train(model, optimizer, 1)
+        assert report_of(new).applied == (second is primum.attach)
+        old.remove()  # of no effect on the new one
+        assert len(model[2]._forward_hooks) == 1
+
+    def test_again_with_wrong_arguments_leaves_the_first(self) -> None:
+        model, optimizer = make()
+        reducer = primum.attach(model, optimizer)
+        with pytest.raises(ValueError, match="does not hold"):
+            primum.attach(model, optim.SGD(model[0].parameters(), lr=0.1))
+        train(model, optimizer, 1)
+        assert report_of(reducer).applied
+
+    def test_detach(self) -> None:
+        model, optimizer = make()
+        first, second = (primum.attach(model, optimizer, head=each) for each in (model[0], "2"))
+        primum.detach(model)
+        assert not model[0]._forward_hooks
+        assert not model[2]._forward_hooks
+        train(model, optimizer, 4)
+        assert first.last is second.last is None
+        primum.detach(model)  # again is no error
+
+    def test_what_a_user_sees(self) -> None:
+        model, optimizer = make()
+        reducer = primum.attach(model, optimizer, radius=0.1)
+        assert reducer.head is model[2]
+        assert reducer.head_name == "2"
+        train(model, optimizer, 2)
+        assert repr(reducer) == (
+            "Reducer(head='2' (8 -> 4), optimizer=SGD, recipe='primum', radius=0.1, "
+            "max_extra_weight=2, per='sample', apply=True, attached, steps=2, fallbacks=0)"
+        )
 
     @pytest.mark.parametrize("model", [None, "model", torch.ones(2), make()[1]])
     def test_not_a_model(self, model: Any) -> None:

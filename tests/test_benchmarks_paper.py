@@ -10,8 +10,6 @@ from types import ModuleType
 import pytest
 import torch
 
-from primum.gram import matrix_of
-
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 OWN = ("_capture", "_common", "_figures", "gram", "overhead", "solvers")
 
@@ -40,7 +38,7 @@ def test_all_forms_of_the_matrix_agree(load, optimizer):
     gram = load("gram")
     case = gram.Case(optimizer, inputs=12, outputs=4, batch=9)  # four outputs: rank 5 is exact
     given = gram.draw(case)
-    exact = matrix_of(gram.head_of(case, given))
+    exact = gram.head_of(case, given).dense().matrix
     for form in (f"explicit_{optimizer}", f"factorised_{optimizer}"):
         torch.testing.assert_close(getattr(gram, form)(given), exact, rtol=1e-4, atol=1e-4)
     if optimizer == "adamw":

@@ -14,7 +14,8 @@ from torch import Tensor, nn, optim
 
 import primum
 from loops import ADAMW, SGD, assert_close, batch, gradients, make, report_of, train
-from primum.capture import Listener, Pass
+from primum.capture import Listener, Pass, reweight, rows_of, samples
+from primum.hook import hooked
 
 
 @pytest.fixture
@@ -23,20 +24,31 @@ def head() -> nn.Linear:
     return nn.Linear(6, 4)
 
 
-def heard(head: nn.Linear) -> list[tuple[Tensor, Tensor]]:
-    """The calls of a head, as a Listener hears them."""
-    calls: list[tuple[Tensor, Tensor]] = []
-    Listener(
-        head,
-        lambda module, features, output: calls.append((features, output)),
-        lambda gradient, features, training: None,
-    )
-    return calls
+class Log:
+    """An owner of a Listener that notes the calls of the head."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Tensor, Tensor]] = []
+
+    def on_forward(self, head: nn.Module, features: Tensor, output: Tensor) -> None:
+        self.calls.append((features, output))
+
+    def on_compiled(
+        self, gradient: Tensor, features: Callable[[], Tensor], training: bool
+    ) -> Tensor | None:
+        return None
+
+
+def logged(head: nn.Linear) -> list[tuple[Tensor, Tensor]]:
+    """The calls of a head, as a Listener reports them."""
+    log = Log()
+    Listener(head, log)
+    return log.calls
 
 
 class TestListener:
-    def test_hears_input_and_output(self, head: nn.Linear) -> None:
-        calls = heard(head)
+    def test_reports_input_and_output(self, head: nn.Linear) -> None:
+        calls = logged(head)
         inputs = torch.randn(3, 6)
         output = head(inputs)
         assert len(calls) == 1
@@ -45,8 +57,8 @@ class TestListener:
         head(input=inputs)
         assert calls[1][0] is inputs
 
-    def test_deaf_where_no_gradient_can_come_back(self, head: nn.Linear) -> None:
-        calls = heard(head)
+    def test_silent_where_no_gradient_can_come_back(self, head: nn.Linear) -> None:
+        calls = logged(head)
         inputs = torch.randn(3, 6)
         with torch.no_grad():
             head(inputs)
@@ -59,7 +71,7 @@ class TestListener:
         assert len(calls) == 1
 
     def test_sees_what_earlier_hooks_make_of_the_input(self, head: nn.Linear) -> None:
-        calls = heard(head)
+        calls = logged(head)
         head.register_forward_pre_hook(lambda _, args: (2 * args[0],))
         inputs = torch.randn(3, 6)
         head(inputs)
@@ -67,34 +79,45 @@ class TestListener:
 
     def test_sees_the_output_before_other_hooks(self, head: nn.Linear) -> None:
         head.register_forward_hook(lambda _, args, output: 2 * output)
-        calls = heard(head)
+        calls = logged(head)
         inputs = torch.randn(3, 6)
         output = head(inputs)
         assert torch.equal(2 * calls[0][1], output)
 
-    def test_a_second_one_is_refused(self, head: nn.Linear) -> None:
-        heard(head)
-        with pytest.raises(ValueError, match=r"attached already; call its \.remove\(\) first"):
-            heard(head)
-        assert len(head._forward_hooks) == 1
+    def test_is_found_on_its_module(self, head: nn.Linear) -> None:
+        head.register_forward_hook(lambda *_: None)
+        assert hooked(head) == []
+        listener = Listener(head, Log())
+        assert hooked(head) == [listener]
+        other = Listener(head, Log())
+        assert set(hooked(head)) == {listener, other}
 
     def test_removed(self, head: nn.Linear) -> None:
-        calls: list[Any] = []
-        listener = Listener(head, lambda *args: calls.append(args), lambda *args: None)
+        state, log = dict(vars(head)), Log()
+        calls, listener = log.calls, Listener(head, log)
         listener.remove()
         assert not head._forward_hooks
+        assert dict(vars(head)) == state
         head(torch.randn(3, 6))
         output = head(torch.randn(3, 6))
         listener(head, (torch.randn(3, 6),), {}, output)  # as a compiled graph might go on to do
         assert not calls
-        heard(head)  # free again
 
     def test_copies_are_inert_and_can_be_attached_to(self, head: nn.Linear) -> None:
-        calls = heard(head)
+        calls = logged(head)
         copied = copy.deepcopy(head)
         assert copied(torch.randn(3, 6)).shape == (3, 4)
         assert not calls
-        assert len(heard(copied)) == 0
+        own = logged(copied)
+        copied(torch.randn(3, 6))
+        assert len(own) == 1
+
+    def test_silent_while_traced(self, head: nn.Linear) -> None:
+        calls = logged(head)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's own, about torch.jit
+            torch.jit.trace(head, torch.randn(3, 6))
+        assert not calls
 
 
 class TestPass:
@@ -174,6 +197,32 @@ class TestPass:
         assert answers == [trained]
 
 
+class TestSamples:
+    def test_shapes(self) -> None:
+        one, two = torch.randn(2, 3, 4, 6), torch.randn(2, 6)
+        assert samples([torch.randn(6)], "sample").shape == (1, 6)
+        assert samples([one], "sample").shape == (2, 12, 6)
+        assert samples([one, two], "sample").shape == (2, 13, 6)
+        assert samples([one], "token").shape == (24, 6)
+        assert samples([one, two], "token").shape == (26, 6)
+        assert samples([torch.randn(6)], "token").shape == (1, 6)
+        assert [rows_of(one, "sample"), rows_of(one, "token")] == [2, 24]
+        assert [rows_of(torch.randn(6), per) for per in ("sample", "token")] == [1, 1]
+
+    @pytest.mark.parametrize("per", ["sample", "token"])
+    def test_reweight(self, per: str) -> None:
+        one, two = torch.randn(2, 3, 4), torch.randn(2, 5, 4)
+        weights = torch.rand(2 if per == "sample" else 16)
+        rows = [weights, weights] if per == "sample" else [weights[:6], weights[6:]]
+        for found, each, own in zip(
+            reweight([one, two], weights, per), (one, two), rows, strict=True
+        ):
+            own = own.view(2, 1, 1) if per == "sample" else own.view(2, -1, 1)
+            torch.testing.assert_close(found, each * (1 + own))
+        (found,) = reweight([torch.ones(4)], torch.tensor([0.5]), per)
+        assert torch.equal(found, torch.full((4,), 1.5))
+
+
 @pytest.fixture
 def _fresh_compiler() -> Iterator[None]:
     torch.compiler.reset()
@@ -231,14 +280,14 @@ class TestCompile:
         assert reducer.last is None
 
     def test_attached_too_late_is_said_and_can_be_mended(self) -> None:
-        """Compiled graphs are not made anew because a hook has come: nothing would be weighed."""
+        """torch.compile does not recompile when a hook is added: no weights would be applied."""
         model, optimizer = make(dtype=torch.float32)
         compiled = torch.compile(model, backend="aot_eager")
         train(compiled, optimizer, 1)
         reducer = primum.attach(compiled, optimizer)
         train(compiled, optimizer, 1)
         assert reducer.last is None
-        with pytest.warns(RuntimeWarning, match=r"nothing is weighed.*torch\.compiler\.reset"):
+        with pytest.warns(RuntimeWarning, match=r"bypassed.*torch\.compiler\.reset"):
             train(compiled, optimizer, 1)
         train(compiled, optimizer, 1)  # said once
         torch.compiler.reset()

@@ -14,9 +14,9 @@ import torch
 
 from primum.distributed import choose_way, traffic
 from primum.paper import Paper
+from primum.pipeline import Captured
 from primum.ranks import Meeting
 from primum.recipe import Primum
-from primum.weigh import Captured
 from rank_child import train
 
 CHILD = Path(__file__).parent / "rank_child.py"
@@ -151,8 +151,12 @@ class TestOneProcess:
             assert_same(found, expected, 1e-9)
 
     @pytest.mark.parametrize("way", WAYS)
-    def test_weights_in_float32(self, results: Results, way: str) -> None:
+    def test_weights_in_float32(
+        self, results: Results, way: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         name = f"float32-{way}"
+        if way == "sum":  # ranks compute step lengths in float32, one process in Python's numbers
+            monkeypatch.setattr(sys.modules["primum.solve"], "on_host", lambda value: False)
         expected = train(all_runs()[name])
         for found in results[name]:
             for one, other in zip(found["reports"], expected["reports"], strict=True):
@@ -256,7 +260,8 @@ class TestBytes:
         else:
             iterations, points = 20, 22
             products = (iterations + 1) * size
-            scalars = 2 * 4 + iterations * 3 * 4 + points * 4 + 2 * points * 4
+            certificate = 2 * points * 4 + 4 + 2 * points * 4
+            scalars = 2 * 4 + iterations * 3 * 4 + certificate
             each = met + probe + size + products + scalars + most * 3 * 4
         assert [found["bytes"] for found in results[f"bytes-{way}"]] == [steps * each] * 2
 
@@ -285,8 +290,8 @@ class TestCosts:
         assert self.ask(262_144, 2048, 1000, ranks=1024) == "sum"
 
     def test_a_matrix_that_factorises_is_cheap(self) -> None:
-        assert self.ask(2048, 768, 1000) == "sum"
-        assert self.ask(2048, 768, 1000, factorises=True) == "gather"
+        assert self.ask(1024, 768, 1000) == "sum"
+        assert self.ask(1024, 768, 1000, factorises=True) == "gather"
 
     def test_traffic(self) -> None:
         gather, total = traffic(100, 3, 7, 5, ranks=4, products=10, itemsize=2)
@@ -295,7 +300,7 @@ class TestCosts:
 
     def test_what_auto_can_afford(self) -> None:
         """The cheaper way in bytes, if the other sends too much; neither, if both do."""
-        assert self.ask(128, 64, 10, 1000) == "gather"  # below a mebibyte nobody counts
+        assert self.ask(128, 64, 10, 1000) == "gather"  # below 1 MiB bytes are ignored
         assert self.ask(65_536, 2048, 1000) == "sum"
         assert self.ask(1024, 2048, 1000, 25_600_000) == "gather"  # ResNet-50
         assert self.ask(65_536, 2048, 1000, 25_600_000) is None

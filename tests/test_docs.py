@@ -1,4 +1,4 @@
-"""Every Python snippet of the README and the docs runs, and so does every example."""
+"""Every Python snippet of the README and the docs runs, every example too; no link is dead."""
 
 import re
 import runpy
@@ -10,6 +10,7 @@ import torch
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+OTHERS = [ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 
@@ -39,11 +40,48 @@ def test_examples_run(example, tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def prose(page: Path) -> str:
+    """The page without its code blocks."""
+    return re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    """Of every heading, as the site and GitHub make them, and those set by hand."""
+    headings = re.findall(r"^#+ +(.*?) *$", prose(page), flags=re.MULTILINE)
+    plain = [re.sub(r"[^\w\s-]", "", heading).strip().lower() for heading in headings]
+    by_hand = re.findall(r"""(?:id="|\{ ?#)([\w-]+)""", prose(page))
+    return {re.sub(r"[\s-]+", "-", heading) for heading in plain} | set(by_hand)
+
+
+def links(page: Path) -> list[str]:
+    """Targets of links and images, in Markdown and in HTML, that are not on another host."""
+    text = prose(page)
+    found = re.findall(r"\]\(([^)\s]+)[^)]*\)", text) + re.findall(
+        r"""(?:href|src)="([^"]+)""", text
+    )
+    return [link for link in found if not link.startswith(("http://", "https://", "mailto:"))]
+
+
+@pytest.mark.parametrize("page", PAGES + OTHERS, ids=lambda page: page.name)
 def test_links_within_the_repository_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text()):
-        if not target.startswith(("http://", "https://", "mailto:")):
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+    """To a file or to a page that the site makes of a notebook; the heading is there as well."""
+    for link in links(page):
+        target, _, anchor = link.partition("#")
+        found = page.parent / target if target else page
+        if found.parent.name == "notebooks" and found.suffix == ".md":
+            found = ROOT / "examples" / "notebooks" / f"{found.stem}.ipynb"
+        assert found.exists(), f"{page.name} links to {link}"
+        if anchor and found.suffix == ".md":
+            assert anchor in anchors(found), f"{page.name} links to {link}"
+
+
+def test_every_page_is_in_the_menu():
+    text = (ROOT / "mkdocs.yml").read_text()
+    listed = re.findall(r"^  - .*: (\S+\.md)$", text, flags=re.MULTILINE)
+    pages = [page.name for page in PAGES if page.parent.name == "docs"]
+    notebooks = (ROOT / "examples" / "notebooks").glob("*.ipynb")
+    pages += [f"notebooks/{path.stem}.md" for path in notebooks]
+    assert sorted(listed) == sorted(pages)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -19,11 +19,12 @@ from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import primum
-import primum.problem
+import primum.pipeline
 from primum import Problem, Solution, solve
-from primum.gram import Dense, Head, MatrixFree, matrix_of
+from primum.gram import MatrixFree
+from primum.update import Update
 
-ROUTES = {"dense": lambda head: Dense(matrix_of(head)), "matrix-free": MatrixFree}
+ROUTES = {"dense": MatrixFree.dense, "matrix-free": lambda gram: gram}
 OPTIMIZERS: dict[str, Callable[..., optim.Optimizer]] = {
     "SGD": lambda params: optim.SGD(params, lr=0.1, momentum=0.9, weight_decay=1e-4),
     "AdamW": lambda params: optim.AdamW(params, lr=1e-3),
@@ -87,7 +88,10 @@ def operations(kind: str, *, max_iters: int = 20, shape: tuple[int, ...] = (128,
 
 
 def force(route: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(primum.problem, "choose", lambda head, products: ROUTES[route](head))
+    """That form of the operator, and what is done where a look at a value would wait."""
+    monkeypatch.setattr(primum.pipeline, "choose", lambda gram, products: ROUTES[route](gram))
+    for name in ("solve", "rescale"):
+        monkeypatch.setattr(sys.modules[f"primum.{name}"], "on_host", lambda value: False)
 
 
 # --- nothing waits, few operations ----------------------------------------------------------------
@@ -143,8 +147,8 @@ def phantom_step(kind: str, *, capturable: bool, bias: bool, shape: tuple[int, .
             nn.functional.cross_entropy(outputs, labels.flatten()).backward()
             report = reducer.last
             assert report is not None, "the hook did not run"
-            assert report.reason == "", report.reason
-            assert report.applied
+            assert report.why == "", report.why
+            assert report.weighed
             assert report.extra_weights.shape == shape[:1]
             for figure in (report.extra_weights, report.harm_after, report.gap, report.fallbacks):
                 assert figure.device.type == device
@@ -194,9 +198,9 @@ def problem_of(route: str, elementwise: bool, seed: int) -> Problem:
     x, g = torch.randn(48, 9, generator=rng), torch.randn(48, 5, generator=rng)
     step = torch.randn(5, 9, generator=rng)
     gain = torch.rand(5, 9, generator=rng) + 0.1 if elementwise else 1.0
-    head = Head(x, g * 10.0**-seed, gain)
-    made = Problem.of_head(head, step, head.along(step), radius=0.1 * (seed + 1))
-    return Problem(ROUTES[route](head), made.drift, made.reach)
+    head = MatrixFree(x, g * 10.0**-seed, gain)
+    reach = 0.1 * (seed + 1) * Update(step, gain, 1.0).size("gain")
+    return Problem(ROUTES[route](head), head.along(step), reach)
 
 
 def same(got: Solution, expected: Solution) -> None:
@@ -206,7 +210,7 @@ def same(got: Solution, expected: Solution) -> None:
     torch.testing.assert_close(got.objective, expected.objective, rtol=1e-4, atol=0)
     torch.testing.assert_close(got.lower_bound, expected.lower_bound, rtol=1e-4, atol=0)
     torch.testing.assert_close(got.drift_after, expected.drift_after, rtol=1e-3, atol=1e-4)
-    assert got.iterations == expected.iterations
+    assert got.iterations >= expected.iterations  # in eager mode it stops once certified
 
 
 @pytest.mark.parametrize(
@@ -220,7 +224,9 @@ def test_solve_compiles_whole_and_once(route, elementwise):
     compiled = torch.compile(solve, fullgraph=True, backend=counter)
     for seed in range(3):
         problem = problem_of(route, elementwise, seed)
-        same(compiled(problem, 8), solve(problem, 8))  # quicker to trace than 20
+        found = compiled(problem, 8)  # quicker to trace than 20
+        assert found.iterations == 8
+        same(found, solve(problem, 8))
     assert counter.frame_count == 1  # once, whatever the values
 
 

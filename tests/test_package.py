@@ -16,17 +16,18 @@ ROOT = Path(__file__).parent.parent
 
 # Imports never point up: a file may import those before it alone. Files on a line are one storey.
 ORDER = [
-    ["widths"],
-    ["capture", "rules", "find", "mailbox", "ranks"],
-    ["dryrun", "watch", "trouble"],
+    ["compat", "rules", "warn", "widths"],
+    ["hook", "find", "ranks", "monitor", "rescale", "dryrun"],
+    ["capture"],
+    ["output_check"],
     ["update"],
     ["gram"],
     ["problem"],
     ["solve"],
     ["report", "recipe"],
-    ["rescale", "weigh"],
+    ["pipeline"],
     ["distributed"],
-    ["weigher"],
+    ["weighing"],
     ["reducer"],
     ["attach"],
     ["__init__"],

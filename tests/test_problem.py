@@ -13,8 +13,9 @@ from torch import Tensor
 
 from oracles import Literal, clarabel
 from primum import Problem, Solution, solve
-from primum.gram import Dense, Head, MatrixFree, matrix_of
+from primum.gram import MatrixFree
 from primum.problem import recover
+from primum.update import Update
 
 SCALES = st.sampled_from([1e-6, 1e-3, 1.0, 1e3, 1e6])
 KINDS = (
@@ -76,13 +77,13 @@ class Batch:
         if elementwise:
             gain = (10 ** randn(outputs, inputs).clamp(-2, 2)).to(dtype)
         x, g = x.to(dtype), (g * scale).to(dtype)
-        self.head = Head(x, g, gain)
+        self.head = MatrixFree(x, g, gain)
         pushed = g.flatten(0, -2).t() @ x.flatten(0, -2)
         memory = (step_scale * randn(outputs, inputs)).to(dtype)
         self.step = -gain * pushed - memory
         drift = self.head.along(self.step)
-        reach = radius * torch.linalg.vector_norm(self.step / self.head.root_gain)
-        gram = Dense(matrix_of(self.head)) if dense else MatrixFree(self.head)
+        reach = radius * Update(self.step, gain, 1.0).size("gain")
+        gram = self.head.dense() if dense else self.head
         self.problem = Problem(gram, drift, reach, most)
         self.literal = Literal.of(self.head, drift, reach, most)
         self.rng, self.dtype = rng, dtype
@@ -230,8 +231,8 @@ def test_almost_opposite_gradients_stay_within_reach(apart, dense):
     for seed in range(30):
         rng = torch.Generator().manual_seed(seed)
         x, g = torch.randn(1, 5, generator=rng), torch.randn(1, 3, generator=rng)
-        head = Head(torch.cat([x, x]), torch.cat([g, -g * (1 + apart)]), 1.0)
-        gram = Dense(matrix_of(head)) if dense else MatrixFree(head)
+        head = MatrixFree(torch.cat([x, x]), torch.cat([g, -g * (1 + apart)]), 1.0)
+        gram = head.dense() if dense else head
         drift, reach = torch.tensor([0.5, 0.5]), torch.tensor(0.1 * apart)
         gamma = torch.ones(1, 2)
         problem = Problem(gram, drift, reach)
@@ -251,24 +252,6 @@ def test_the_best_point_is_taken_and_the_best_bound():
     assert best.lower_bound == max(s.lower_bound for s in each)
     assert torch.equal(best.extra_weights, each[1].extra_weights)
     assert torch.equal(best.drift_after, each[1].drift_after)
-
-
-def test_of_head_measures_the_reach_in_the_metric_of_the_gain():
-    """`radius * sqrt(sum(step^2 / gain))`, for each kind of gain; and the matrix is the head's."""
-    rng = torch.Generator().manual_seed(0)
-    x, g = (torch.randn(6, n, generator=rng, dtype=torch.float64) for n in (4, 3))
-    step = torch.randn(3, 4, generator=rng, dtype=torch.float64)
-    elementwise = torch.rand(3, 4, generator=rng, dtype=torch.float64) + 0.1
-    for gain in (2.5, torch.tensor(2.5, dtype=torch.float64), elementwise):
-        head = Head(x, g, gain)
-        drift = head.along(step)
-        problem = Problem.of_head(head, step, drift, radius=0.3, max_extra_weight=1.5)
-        expected = 0.3 * (step**2 / gain).sum().sqrt()
-        torch.testing.assert_close(problem.reach, expected, rtol=1e-12, atol=0)
-        assert problem.drift is drift
-        assert problem.max_extra_weight == 1.5
-        literal = Literal.of(head, drift, problem.reach)
-        torch.testing.assert_close(problem.gram.times(drift), literal.gram @ drift)
 
 
 def test_matrix_free_is_the_same_problem():

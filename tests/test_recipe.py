@@ -8,8 +8,11 @@ import torch
 from torch import nn
 
 import primum
+from conftest import Moment
 from loops import batch, make, report_of, train
-from primum.gram import Head
+from oracles import ask
+from primum import Problem, Solution
+from primum.gram import MatrixFree
 from primum.recipe import Primum, Recipe
 from primum.update import Update
 
@@ -39,6 +42,9 @@ NAN, INF = float("nan"), float("inf")
         ("max_iters", NAN, TypeError, "max_iters must be a whole number, got nan"),
         ("max_iters", None, TypeError, "max_iters must be a whole number, got None"),
         ("max_iters", True, TypeError, "max_iters must be a whole number, got True"),
+        ("tolerance", -0.1, ValueError, r"tolerance must be >= 0 and finite, got -0\.1"),
+        ("tolerance", NAN, ValueError, "tolerance must be >= 0 and finite, got nan"),
+        ("tolerance", "1%", TypeError, "tolerance must be a number, got '1%'"),
     ],
 )
 def test_bad_settings(setting: str, value: Any, error: type[Exception], message: str) -> None:
@@ -87,16 +93,63 @@ def test_no_weight_is_larger_than_allowed(most: float) -> None:
 
 
 def test_iterations_are_as_many_as_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[int] = []
+    made: list[tuple[int, float]] = []
 
-    def solve(problem: primum.Problem, max_iters: int) -> primum.Solution:
-        made.append(max_iters)
-        return primum.solve(problem, max_iters)
+    def solve(problem: Problem, max_iters: int, tolerance: float) -> Solution:
+        made.append((max_iters, tolerance))
+        return primum.solve(problem, max_iters, tolerance)
 
     monkeypatch.setattr("primum.recipe.solve", solve)
-    assert report(max_iters=100).gap < 1e-6
+    assert report(max_iters=100, tolerance=0).gap < 1e-6
     report()
-    assert made == [100, 20]
+    assert made == [(100, 0), (12, 0.005)]
+
+
+def test_the_tolerance_is_kept(captured: list[Moment]) -> None:
+    moment = next(m for m in captured if m.number > 0 and m.drift.max() > 0).double()
+    update, harm = Update(moment.step, moment.gain, 0.1), moment.drift.clamp_min(0).sum()
+    iterations = []
+    for tolerance in (0.3, 0.01, 1e-4):
+        recipe = Primum(max_iters=500, tolerance=tolerance)
+        solution = ask(recipe, moment.gram, update, moment.drift)
+        assert solution.objective - solution.lower_bound <= tolerance * harm * (1 + 1e-9)
+        iterations.append(solution.iterations)
+    assert iterations == sorted(iterations)
+    assert iterations[0] < iterations[2] < 500
+
+
+def test_the_reach_is_the_radius_times_the_size_of_the_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In the metric of the gain: `radius * sqrt(sum(step^2 / gain))`, for each kind of gain."""
+    rng = torch.Generator().manual_seed(0)
+    x, g = (torch.randn(6, n, generator=rng, dtype=torch.float64) for n in (4, 3))
+    step = torch.randn(3, 4, generator=rng, dtype=torch.float64)
+    elementwise = torch.rand(3, 4, generator=rng, dtype=torch.float64) + 0.1
+    problems: list[Problem] = []
+
+    def solve(problem: Problem, *args: Any) -> Solution:
+        problems.append(problem)
+        return primum.solve(problem, *args)
+
+    monkeypatch.setattr("primum.recipe.solve", solve)
+    for gain in (2.5, torch.tensor(2.5).double(), elementwise[:1], elementwise):
+        gram = MatrixFree(x, g, gain)
+        drift = gram.along(step)
+        ask(Primum(radius=0.3, max_extra_weight=1.5), gram, Update(step, gain, 0.1), drift)
+        problem = problems.pop()
+        expected = 0.3 * (step**2 / gain).sum().sqrt()
+        torch.testing.assert_close(problem.reach, expected, rtol=1e-12, atol=0)
+        assert problem.drift is drift
+        assert problem.gram is gram
+        assert problem.max_extra_weight == 1.5
+
+
+def test_what_the_pipeline_is_asked_for() -> None:
+    """Products for the cost model, and the metric of the size."""
+    assert Primum().metric == "gain"
+    assert Primum(max_iters=7).products == 8
+    assert Primum(radius=0).products == 0
 
 
 def test_radius_zero_is_measured_and_not_solved(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,8 +165,8 @@ def test_keeps_no_state() -> None:
     assert recipe.name == "primum"
     assert recipe.state_dict() == {}
     recipe.load_state_dict({})
-    head = Head(torch.ones(2, 3), torch.ones(2, 1), 1.0)
+    gram = MatrixFree(torch.ones(2, 3), torch.ones(2, 1), 1.0)
     update = Update(torch.ones(1, 3), 1.0, 0.1)
     drift = torch.tensor([1.0, -1.0])
-    one, other = (recipe(head, update, drift) for _ in range(2))
+    one, other = (ask(recipe, gram, update, drift) for _ in range(2))
     assert torch.equal(one.extra_weights, other.extra_weights)

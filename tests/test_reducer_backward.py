@@ -12,6 +12,7 @@ from torch import Tensor, nn, optim
 import primum
 from loops import (
     ADAMW,
+    PRECISE,
     SGD,
     Widen,
     assert_close,
@@ -23,7 +24,7 @@ from loops import (
     train,
 )
 from primum import StepReport
-from primum.weigher import Arrival, Weigher
+from primum.weighing import Weighing
 
 
 class TestOtherBackwards:
@@ -114,14 +115,14 @@ class TestOtherBackwards:
         reports: list[StepReport] = []
         batches = [batch(0, 24), batch(1, 10)]
         losses = [F.cross_entropy(model(x), y) for x, y in batches]
-        weigh = Weigher.__call__
+        weigh = Weighing._weigh
 
-        def noted(own: Weigher, arrival: Arrival) -> Any:
-            weighted = weigh(own, arrival)
+        def noted(own: Weighing, *args: Any, **settings: Any) -> Any:
+            weighted = weigh(own, *args, **settings)
             reports.append(report_of(reducer))
             return weighted
 
-        monkeypatch.setattr(Weigher, "__call__", noted)
+        monkeypatch.setattr(Weighing, "_weigh", noted)
         sum(losses).backward()
         ws = {len(r.extra_weights): r.extra_weights for r in reports}
         assert set(ws) == {24, 10}
@@ -203,7 +204,7 @@ class TestOtherBackwards:
         """What they make of the output comes after us: the gradient is the linear layer's own."""
         model, optimizer = make()
         model[2].register_forward_hook(lambda _, args, output: 2 * output)
-        reducer = primum.attach(model, optimizer)
+        reducer = primum.attach(model, optimizer, **PRECISE)
         inputs, labels = batch(0, 24)
         F.cross_entropy(model(inputs), labels).backward()
         twin, stepper = make()
@@ -211,6 +212,7 @@ class TestOtherBackwards:
         oracle = slow_solution(twin, stepper, inputs, labels)
         torch.testing.assert_close(report_of(reducer).drift_after, oracle.drift_after)
 
+    @pytest.mark.filterwarnings("ignore:.*discarded without one:RuntimeWarning")
     def test_threads(self) -> None:
         """Several backward passes at once, each with the weights of its own batch."""
         model, optimizer = make()

@@ -18,6 +18,7 @@ from primum import Reducer
 
 
 class TestState:
+    @pytest.mark.filterwarnings("ignore:.*discarded without one:RuntimeWarning")
     def test_pause_and_resume(self) -> None:
         model, optimizer = make()
         reducer = primum.attach(model, optimizer)
@@ -28,7 +29,7 @@ class TestState:
         def step(during_forward: bool, during_backward: bool) -> bool:
             """Whether the gradients were weighed."""
             optimizer.zero_grad()
-            reducer._weigh.last = None
+            reducer._last = None
             reducer.enabled = during_forward
             loss = F.cross_entropy(model(inputs), labels)
             reducer.enabled = during_backward

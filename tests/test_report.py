@@ -20,6 +20,7 @@ FIGURES = {
     "mean_extra_weight": 0.6,
     "gap": 0.05,
     "fallbacks": 3.0,
+    "discarded": 2.0,
     "applied": 1.0,
 }
 
@@ -34,7 +35,8 @@ def report() -> StepReport:
         solution=Solution(weights, torch.tensor(2.5), 20, evidence),
         drift=torch.tensor([4.0, -3.0, 0.0, 1.0, -1.0]),
         fallbacks=torch.tensor(3),
-        applied=True,
+        discarded=torch.tensor(2),
+        weighed=True,
     )
 
 
@@ -57,7 +59,7 @@ def test_tensors_until_asked(report: StepReport) -> None:
 
 def test_frozen(report: StepReport) -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
-        report.applied = False
+        report.weighed = False
     assert report == report  # by identity: tensors do not compare
     assert len({report, dataclasses.replace(report)}) == 2
 
@@ -70,6 +72,24 @@ def test_gap_without_harm_and_with_rounding(report: StepReport) -> None:
         report, solution=dataclasses.replace(report.solution, evidence=above)
     )
     assert rounded.gap == 0  # never negative
+
+
+def test_a_step_that_was_not_finite_was_not_applied(report: StepReport) -> None:
+    """The host did not know when it put the weights, which are zero then, into the gradients."""
+    assert report.applied is True
+    assert report.reason == ""
+    infinite = dataclasses.replace(report.solution, objective=torch.tensor(float("inf")))
+    report = dataclasses.replace(report, solution=infinite)
+    assert report.applied is False
+    assert report.reason == "the values of the step were not finite"
+    assert report.as_dict()["applied"] == 0
+
+
+def test_why_a_step_was_not_weighed(report: StepReport) -> None:
+    report = dataclasses.replace(report, weighed=False, why="of no use")
+    assert report.applied is False
+    assert report.reason == "of no use"
+    assert report.as_dict()["applied"] == 0
 
 
 def test_unknown_is_not_zero(report: StepReport) -> None:

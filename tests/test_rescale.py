@@ -18,8 +18,8 @@ SCALE = 2.0**10
 
 def factor_of(reducer: primum.Reducer) -> float:
     measured = reducer._rescale.measured
-    assert measured is not None
-    return measured.item()
+    assert isinstance(measured, float)  # on the host
+    return measured
 
 
 def backward(model: nn.Module, number: int, scale: float = 1.0, rows: int = 24) -> None:
@@ -315,7 +315,11 @@ class TestFactor:
         for number in range(3):
             backward(model, number + 10)
             optimizer.zero_grad()
-            backward(model, number)
+            if number == 0:
+                with pytest.warns(RuntimeWarning, match="discarded"):
+                    backward(model, number)
+            else:
+                backward(model, number)
             norm = nn.utils.clip_grad_norm_(model.parameters(), 0.05).item()
             optimizer.step()
             optimizer.zero_grad()
@@ -344,7 +348,7 @@ class TestFactor:
             model, optimizer = make()
             reducer = primum.attach(model, optimizer)
             if broken:
-                reducer._watch._on_step = fail
+                reducer._monitor._on_step = fail
             for number in range(3):
                 optimizer.zero_grad()
                 backward(model, number)

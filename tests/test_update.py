@@ -232,7 +232,7 @@ def test_step_is_what_a_real_step_does(cls, kw, dtype):
 @pytest.mark.usefixtures("_wide_counts")
 @by_case
 def test_step_counts_on_the_device_give_the_same(cls, kw, monkeypatch):
-    monkeypatch.setattr(rules, "_on_host", lambda value: False)
+    monkeypatch.setattr(rules, "on_host", lambda value: False)
     # torch rounds NAdam's running product to the float32 of its state; the device path does not.
     tolerance = 1e-6 if cls is optim.NAdam else TOLERANCE[torch.float64]
     optimizer, param = build(cls, **kw)
@@ -251,7 +251,7 @@ def test_both_paths_agree_in_gain_too(cls, monkeypatch):
         grad = gradient(param)
         host = predict(optimizer, param, grad)
         with monkeypatch.context() as patch:
-            patch.setattr(rules, "_on_host", lambda value: False)
+            patch.setattr(rules, "on_host", lambda value: False)
             device = predict(optimizer, param, grad)
         torch.testing.assert_close(
             as_tensor(host.gain).expand(SHAPE),
@@ -277,7 +277,7 @@ def test_half_precision_is_predicted_in_float32(cls, dtype):
 
 
 def test_scalar_parameter_keeps_its_dtype(monkeypatch):
-    monkeypatch.setattr(rules, "_on_host", lambda value: False)
+    monkeypatch.setattr(rules, "on_host", lambda value: False)
     optimizer, param = build(optim.NAdam, torch.float32, shape=())
     advance(optimizer, param, gradient(param))
     assert predict(optimizer, param, gradient(param)).step.dtype == torch.float32
@@ -481,7 +481,7 @@ def test_few_operations_and_no_host_sync(cls, kw):
 
 @by_class
 def test_no_host_sync_with_counts_on_the_device(cls, monkeypatch):
-    monkeypatch.setattr(rules, "_on_host", lambda value: False)
+    monkeypatch.setattr(rules, "on_host", lambda value: False)
     optimizer, param = build(cls, torch.float32)
     for _ in range(3):
         grad = gradient(param)

@@ -7,24 +7,27 @@ The map of the package; data flows down the numbers, imports never point up:
 
     attach.py       the one line: make a Reducer
     find.py         which layer is the head (widths.py: what modules take and give)
+    output_check.py does the head's output reach the model's?
     reducer.py      what a user holds: hooks, the explicit form
-    weigher.py      one backward pass: gradients in, weighted gradients out
-    watch.py        notices training that goes past us
-    trouble.py      steps that stayed plain (mailbox.py: device numbers, read without waiting)
-    capture.py   1  the head's input and the gradient at its output
+    weighing.py     one backward pass: gradients in, weighted gradients out; all state
+    monitor.py      notices training that bypasses the hook, discarded gradients, time spent
+    capture.py   1  the head's input and the gradient at its output: the hook
+                    (hook.py: a hook that saved models do not have)
     rescale.py   2  what the loop does to gradients before the step: loss scaling, clipping
-    update.py       the step the optimizer is about to take, and its gain
+    update.py       the step the optimizer is about to take, and its gain: the prediction
                     (rules.py: the formulas; dryrun.py: for optimizers without one)
-    gram.py      3  the Gram operator of the samples' gradients
+    gram.py      3  the Gram operator of the samples' gradients, and its cost
     problem.py   4  the convex problem and its certificate
     solve.py     5  the solver
-    recipe.py       3 to 5 in one call; `primum.paper` is another recipe
-    weigh.py        2 to 5 in one call; large heads in parts
+    recipe.py       4 and 5 in one call; `primum.paper` is another recipe
+    pipeline.py     2 to 5 in pure functions: from what was captured to extra weights
     distributed.py  the same over several ranks (ranks.py: the process group)
     report.py    6  what one step did
+    compat.py       every private name of torch that is used, with its fallback
+    warn.py         warnings that point at the user's line
 """
 
-from primum.attach import attach, observe
+from primum.attach import attach, detach, observe
 from primum.problem import Problem, Solution
 from primum.reducer import Reducer
 from primum.report import StepReport
@@ -37,6 +40,7 @@ __all__ = [
     "Solution",
     "StepReport",
     "attach",
+    "detach",
     "observe",
     "solve",
 ]

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from primum.find import find_head, given_head
+from primum.hook import hooked
 from primum.ranks import Scope
 from primum.recipe import Primum, Recipe
 from primum.reducer import Reducer
@@ -24,7 +25,9 @@ def attach(
     head: nn.Linear | str | None = None,
     radius: float = 0.2,
     max_extra_weight: float = 2.0,
-    max_iters: int = 20,
+    max_iters: int = 12,
+    tolerance: float = 0.005,
+    compile: bool = False,
     recipe: Recipe | str = "primum",
     per: str = "sample",
     scaler: Any = None,
@@ -42,9 +45,11 @@ def attach(
         optimizer: The optimizer that holds the head's parameters; several, or a wrapper with an
             `.optimizer`, are searched for it.
         head: The last linear layer, as a module or by its dotted name. Found if not given.
-        radius: How far the step may be bent, relative to its own size. 0 is plain training.
+        radius: How far the step may be changed, relative to its own size. 0 is plain training.
         max_extra_weight: No sample's gradient counts more than `1 + max_extra_weight` times.
-        max_iters: Solver iterations per step.
+        max_iters: Most solver iterations per step; on accelerators and over ranks, the number.
+        tolerance: The certified gap, relative to the harm, at which the solver stops on the CPU.
+        compile: Compile the solver for the shape of the first batch; for accelerators.
         recipe: "primum"; "paper" for the paper's own method; or a recipe object, which brings its
             settings along.
         per: "sample": weights for rows of the first dimension. "token": for every position of
@@ -67,7 +72,14 @@ def attach(
         >>> bool(reducer.last.harm_after <= reducer.last.harm_before)
         True
     """
-    chosen = _recipe(recipe, radius, max_extra_weight, max_iters)
+    chosen = _recipe(
+        recipe,
+        radius=radius,
+        max_extra_weight=max_extra_weight,
+        max_iters=max_iters,
+        tolerance=tolerance,
+        compile=compile,
+    )
     reach = scope, process_group
     return _make(model, optimizer, head, chosen, per, scaler, reach, apply=True)
 
@@ -79,7 +91,9 @@ def observe(
     head: nn.Linear | str | None = None,
     radius: float = 0.2,
     max_extra_weight: float = 2.0,
-    max_iters: int = 20,
+    max_iters: int = 12,
+    tolerance: float = 0.005,
+    compile: bool = False,
     recipe: Recipe | str = "primum",
     per: str = "sample",
     scaler: Any = None,
@@ -87,31 +101,53 @@ def observe(
     process_group: Any = None,
 ) -> Reducer:
     """Measure interference and leave the gradients alone, bit for bit. Arguments as `attach`."""
-    chosen = _recipe(recipe, radius, max_extra_weight, max_iters)
+    chosen = _recipe(
+        recipe,
+        radius=radius,
+        max_extra_weight=max_extra_weight,
+        max_iters=max_iters,
+        tolerance=tolerance,
+        compile=compile,
+    )
     reach = scope, process_group
     return _make(model, optimizer, head, chosen, per, scaler, reach, apply=False)
 
 
-def _recipe(recipe: Recipe | str, radius: float, max_extra_weight: float, max_iters: int) -> Recipe:
+def detach(model: nn.Module) -> None:
+    """Remove every Reducer attached to a layer of the model. Training goes on plain.
+
+    For loops that discard what `attach` returned; does nothing if nothing is attached.
+
+    Examples:
+        >>> model = nn.Linear(8, 3)
+        >>> _ = primum.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        >>> primum.detach(model)
+    """
+    for module in model.modules():
+        for listener in hooked(module):
+            if isinstance(getattr(listener, "owner", None), Reducer):
+                listener.owner.remove()
+
+
+def _recipe(recipe: Recipe | str, **settings: Any) -> Recipe:
     if recipe == "primum":
-        return Primum(radius=radius, max_extra_weight=max_extra_weight, max_iters=max_iters)
+        return Primum(**settings)
     if recipe == "paper":
-        _at_default("max_iters", max_iters, "recipe=Paper(PaperSettings(solver_iters=...))")
+        shared = {name: settings.pop(name) for name in ("radius", "max_extra_weight")}
+        _at_default(settings, "recipe=Paper(PaperSettings(solver_iters=...))")
         paper = import_module("primum.paper")  # on demand: the core does without it
-        settings = paper.PaperSettings(radius=radius, max_extra_weight=max_extra_weight)
-        chosen: Recipe = paper.Paper(settings)
+        chosen: Recipe = paper.Paper(paper.PaperSettings(**shared))
         return chosen
     if isinstance(recipe, str) or not callable(recipe):
         raise ValueError(f'recipe must be "primum", "paper" or a recipe object, got {recipe!r}')
-    given = {"radius": radius, "max_extra_weight": max_extra_weight, "max_iters": max_iters}
-    for name, value in given.items():
-        _at_default(name, value, "the recipe object")
+    _at_default(settings, "the recipe object")
     return recipe
 
 
-def _at_default(name: str, value: float, where: str) -> None:
-    if value != getattr(Primum, name):
-        raise ValueError(f"{name}={value!r} has no effect here; set it in {where}")
+def _at_default(settings: Mapping[str, Any], where: str) -> None:
+    for name, value in settings.items():
+        if value != getattr(Primum, name):
+            raise ValueError(f"{name}={value!r} has no effect here; set it in {where}")
 
 
 def _make(
@@ -148,7 +184,19 @@ def _make(
         check_supported(owner, getattr(linear, part), f"{name}.{part}")
         _check_order(owner, getattr(linear, part))
     scope = Scope(*reach, model)
-    return Reducer(linear, owners, recipe, apply=apply, per=per, scaler=scaler, scope=scope)
+    detach(linear)  # attaching again replaces what was there
+    return Reducer(
+        model,
+        linear,
+        owners,
+        recipe,
+        apply=apply,
+        per=per,
+        scaler=scaler,
+        scope=scope,
+        name=name,
+        check_output=head is None and model is not linear,
+    )
 
 
 def _check_head(model: nn.Module, head: nn.Linear, name: str) -> None:

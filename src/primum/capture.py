@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import weakref
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch._compile import _disable_dynamo as eager  # torch.compiler.disable, imported lazily
 from torch.autograd.graph import GradientEdge, Node
-from torch.utils.hooks import RemovableHandle
 
-OnPass: TypeAlias = Callable[[nn.Module, Tensor, Tensor], None]
-OnArrival: TypeAlias = Callable[[Tensor, Callable[[], Tensor], bool], Tensor | None]
+from primum.compat import (
+    eager,
+    executes,
+    executes_in_graph,
+    exporting,
+    inside_functorch,
+    parameter,
+)
+from primum.hook import Hook
 
 _NUMBERS = itertools.count()
 
@@ -33,7 +37,7 @@ class Pass:
 
     def __init__(self, key: object, head: nn.Linear, features: Tensor, output: Tensor) -> None:
         self.training = head.training
-        self.weight = weight_of(head)
+        self.weight = parameter(head, "weight")
         self.extra_weights: Tensor | None = None
         self.weighed = False  # the explicit form has put the weights into the loss already
         self.ranks: Any = None  # with which this pass is weighed
@@ -58,10 +62,16 @@ class Pass:
     def trains_head(self) -> bool:
         """Whether the backward pass under way will add to the gradient of the head's weight.
 
-        `torch.autograd.grad` for another purpose comes by as well: with respect to the input for
-        an adversarial example or a gradient penalty, or to the output in the explicit form.
+        `torch.autograd.grad` for another purpose passes through as well: with respect to the input
+        for an adversarial example or a gradient penalty, or to the output in the explicit form.
         """
-        return self._accumulator is None or _executes(self._accumulator)
+        return self._accumulator is None or executes(self._accumulator)
+
+    @staticmethod
+    def of(node: Node, key: object) -> Pass | None:
+        """The call of the head whose output this node makes, if it does."""
+        made: Pass | None = _notes(node).get(key)
+        return made
 
     @staticmethod
     def behind(losses: Tensor, key: object) -> dict[Pass, GradientEdge]:
@@ -74,39 +84,12 @@ class Pass:
             if node is None or node in seen:
                 continue
             seen.add(node)
-            made: Pass | None = _notes(node).get(key)
+            made = Pass.of(node, key)
             if made is not None:
                 found[made] = GradientEdge(node, made._output_nr)
             else:
                 waiting.extend(below for below, _ in node.next_functions)
         return found
-
-
-def weight_of(head: nn.Linear) -> Tensor | None:
-    """The weight as it is registered now: None once it is computed from others (weight norm)."""
-    return head._parameters.get("weight")
-
-
-def _executes(accumulator: Node) -> bool:
-    try:
-        return torch._C._will_engine_execute_node(accumulator)
-    except RuntimeError:  # `torch.autograd.grad` with respect to the weight itself
-        return True
-
-
-def _trains(weight: Tensor) -> bool:
-    """Whether the backward pass under way will add to `weight.grad`, asked in a compiled graph.
-
-    Custom operations run below autograd: up for a moment, to ask for the node that adds.
-    """
-    try:
-        included = torch._C._dispatch_tls_local_include_set()
-        nothing = torch._C.DispatchKeySet(torch._C.DispatchKey.Undefined)
-        with torch._C._ForceDispatchKeyGuard(included, nothing), torch.enable_grad():
-            node = torch.autograd.graph.get_gradient_edge(weight).node
-    except (AttributeError, RuntimeError):  # a torch without these: most passes are training
-        return True
-    return _executes(node)
 
 
 def _notes(node: Node) -> dict[object, Any]:
@@ -125,11 +108,77 @@ def _accumulator(node: Node, weight: Tensor) -> Node | None:
     return None
 
 
+# --- from what was captured to samples ------------------------------------------------------------
+
+
+def samples(tensors: Sequence[Tensor], per: str) -> Tensor:
+    """[d] -> [1, d]; [B, d] and [B, T, d] as they are; [B, H, W, d] -> [B, H * W, d].
+
+    Per token, every row of every call is a sample of its own: [B, T, d] -> [B * T, d]. Per sample,
+    several calls of the head for the same samples count as positions of one: [B, positions, d].
+    """
+    tensors = [each.unsqueeze(0) if each.dim() == 1 else each for each in tensors]
+    if per == "token":
+        tensors = [each.flatten(0, -2) for each in tensors]
+        return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+    tensors = [each.flatten(1, -2) if each.dim() > 3 else each for each in tensors]
+    if len(tensors) == 1:
+        return tensors[0]
+    return torch.cat([each.unsqueeze(1) if each.dim() == 2 else each for each in tensors], 1)
+
+
+def rows_of(gradient: Tensor, per: str) -> int:
+    """How many samples, or tokens, a gradient at the head's output is for."""
+    if gradient.dim() == 1:
+        return 1
+    return gradient.shape[:-1].numel() if per == "token" else len(gradient)
+
+
+def reweight(gradients: Sequence[Tensor], extra_weights: Tensor, per: str) -> list[Tensor]:
+    """Each gradient times `1 + w`, row by row: every call of the same samples, or its own rows.
+
+    Half precision is multiplied in the precision of the weights and rounded once: `1 + w` in
+    bfloat16 would lose an extra weight of 0.003.
+    """
+    counts = [rows_of(each, per) for each in gradients]
+    shared = per == "sample" or len(gradients) == 1
+    rows = [extra_weights] * len(gradients) if shared else torch.split(extra_weights, counts)
+    weighted = []
+    for each, own in zip(gradients, rows, strict=True):
+        leading = each.shape[:-1] if per == "token" else each.shape[:1]
+        shape = (*leading, *(1,) * (each.dim() - len(leading))) if each.dim() > 1 else (1,)
+        weights = (own + 1).view(shape)
+        if each.dtype == weights.dtype:
+            weighted.append(each * weights)
+        else:
+            weighted.append(torch.mul(each, weights, out=torch.empty_like(each)))
+    return weighted
+
+
+# --- hooks ----------------------------------------------------------------------------------------
+
+
+class Owner(Protocol):
+    """What a `Listener` reports to: the Reducer."""
+
+    def on_forward(self, head: nn.Module, features: Tensor, output: Tensor) -> None:
+        """The head ran in eager mode."""
+
+    def on_compiled(
+        self, gradient: Tensor, features: Callable[[], Tensor], training: bool
+    ) -> Tensor | None:
+        """A gradient arrived in a compiled graph, to be replaced by the one returned."""
+
+
 # A graph that torch.compile makes can name a listener by number alone.
 _LISTENERS: weakref.WeakValueDictionary[int, Listener] = weakref.WeakValueDictionary()
 
 
-@torch.library.custom_op("primum::arrive", mutates_args=())
+@torch.library.custom_op(
+    "primum::arrive",
+    mutates_args=(),
+    schema="(Tensor gradient, Tensor features, int number, bool training) -> Tensor",
+)
 def arrive(gradient: Tensor, features: Tensor, number: int, training: bool) -> Tensor:
     """In a compiled backward pass: the gradient to hand on, in new memory."""
     listener = _LISTENERS.get(number)
@@ -158,38 +207,26 @@ class Carry(torch.autograd.Function):
 
 
 class Listener:
-    """A forward hook on the head, heard where a gradient can come back to its output.
+    """A forward hook on the head that reports to the Reducer.
 
-    An eager call of the head is told to `on_pass`. In a graph made by torch.compile there is no
-    such moment: the output goes through `Carry`, and `on_arrival` is asked in the backward pass
-    what gradient to hand on. No graph break either way.
-
-    It goes before other hooks, to see what the linear layer itself put out. Copies and pickles of
-    the model get an inert stand-in: an EMA copy or a saved model must not carry the optimizer
-    along, nor be weighed, nor need primum to be loaded.
+    An eager call of the head goes to `owner.on_forward`. In a graph made by torch.compile there is
+    no such moment: the output goes through `Carry`, and `owner.on_compiled` gives the gradient in
+    the backward pass. No graph break either way. The head owns this, and this owns the Reducer.
     """
 
-    def __init__(self, head: nn.Linear, on_pass: OnPass, on_arrival: OnArrival) -> None:
-        for hook in head._forward_hooks.values():
-            if isinstance(hook, Listener):
-                raise ValueError(
-                    "this head has a Reducer attached already; call its .remove() first"
-                )
-        self._on_pass: OnPass | None = on_pass
-        self._on_arrival: OnArrival | None = on_arrival
+    def __init__(self, head: nn.Linear, owner: Owner) -> None:
+        self.owner: Owner | None = owner
         self._head = weakref.ref(head)
         self.compiled = False  # whether a compiled graph has run the head
         self._number = next(_NUMBERS)
         _LISTENERS[self._number] = self
-        self._handle: RemovableHandle = head.register_forward_hook(
-            self, with_kwargs=True, prepend=True
-        )
+        self._handle = Hook(head, self)
 
     def __call__(
         self, head: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
     ) -> Tensor | None:
-        # What comes before a call of `_hear` is traced by torch.compile.
-        if not output.requires_grad:
+        # What comes before a call of `_forward` is traced by torch.compile.
+        if not output.requires_grad or exporting():
             return None
         features: Tensor = args[0] if args else kwargs["input"]
         if torch.compiler.is_dynamo_compiling():
@@ -198,27 +235,24 @@ class Listener:
                 output, features, self._number, head.training
             )
             return carried
-        self._hear(head, features, output)
+        self._forward(head, features, output)
         return None
 
     @eager
-    def _hear(self, head: nn.Module, features: Tensor, output: Tensor) -> None:
-        inside = torch._C._are_functorch_transforms_active()  # torch.func has no backward pass
-        if self._on_pass is not None and not inside:
-            self._on_pass(head, features, output)
+    def _forward(self, head: nn.Module, features: Tensor, output: Tensor) -> None:
+        if self.owner is not None and not inside_functorch():
+            self.owner.on_forward(head, features, output)
 
     def arrived(self, gradient: Tensor, features: Tensor, training: bool) -> Tensor | None:
-        on_arrival = self._on_arrival
+        """The gradient to hand on in a compiled graph; None for the one that arrived."""
         head = self._head()
-        weight = None if head is None else weight_of(head)
-        if weight is not None and weight.requires_grad and not _trains(weight):
+        weight = None if head is None else parameter(head, "weight")
+        if self.owner is None or weight is None or not weight.requires_grad:
+            return None
+        if not executes_in_graph(weight):
             return None  # a gradient for another purpose
-        return None if on_arrival is None else on_arrival(gradient, lambda: features, training)
+        return self.owner.on_compiled(gradient, lambda: features, training)
 
     def remove(self) -> None:
         self._handle.remove()
-        self._on_pass = self._on_arrival = None  # a compiled graph may go on calling
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        # A function of the standard library that takes anything and does nothing.
-        return getattr, (contextlib.nullcontext(), "__exit__")
+        self.owner = None  # a compiled graph may go on calling

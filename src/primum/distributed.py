@@ -11,26 +11,25 @@ it is its gradient divided by the number of ranks. Two exact ways to the global 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from primum.gram import Head, MatrixFree
-from primum.problem import Evidence, Problem, Solution
+from primum.gram import operations
+from primum.pipeline import Captured, weigh
+from primum.problem import Evidence, Solution
 from primum.ranks import Meeting, Ranks
-from primum.recipe import Primum, Recipe
-from primum.solve import solve
-from primum.update import accumulated, predict_head
-from primum.weigh import Captured, maximises, trained, weigh, with_ones
+from primum.recipe import Recipe
+from primum.update import accumulated
 
 PER_BYTE = 30  # What one byte on the wire costs, in floating-point operations.
 PER_MESSAGE = 50_000_000  # And what one more collective costs.
 
 # What `scope="auto"` may cost: of the bytes of the gradient's own all-reduce, and times the
-# operations of each rank by itself. Below a mebibyte, or 10^10 operations, no one counts.
+# operations of each rank by itself. Costs below 1 MiB or 1e10 operations are ignored.
 AFFORDABLE, FEW_BYTES = 0.25, 1 << 20
 REPEATED, FEW_OPERATIONS = 16, 10**10
 
@@ -45,7 +44,6 @@ def weigh_together(
     recipe: Recipe,
 ) -> tuple[Tensor, Solution]:
     """Drift and solution of the global problem, the same on every rank. Rows in rank order."""
-    owners = trained(head, owners)
     share = torch.full((), 1 / ranks.size, dtype=captured.dtype, device=captured.gradients.device)
     captured = replace(
         captured,
@@ -56,16 +54,19 @@ def weigh_together(
         with ranks.waited_for():
             everyone = _gathered(ranks, meeting, head, owners, captured)
         return weigh(head, owners, everyone, recipe)
-    assert isinstance(recipe, Primum)
     with ranks.waited_for():
-        return _summed(ranks, meeting, head, owners, captured, recipe)
+        captured = replace(captured, over_ranks=ranks.sum, samples=sum(meeting.counts))
+        drift, own = weigh(head, owners, captured, recipe)
+        vectors = torch.stack((drift, own.drift_after, own.extra_weights), 1)
+        drift, after, weights = ranks.gather(vectors, meeting.counts).unbind(1)
+    return drift, Solution(weights, own.objective, own.iterations, Evidence(own.lower_bound, after))
 
 
 def _gathered(
     ranks: Ranks,
     meeting: Meeting,
     head: nn.Linear,
-    owners: dict[str, Optimizer],
+    owners: Mapping[str, Optimizer],
     captured: Captured,
 ) -> Captured:
     """What all ranks have captured."""
@@ -84,57 +85,13 @@ def _gathered(
     return replace(captured, features=features, gradients=gradients, accumulated=before)
 
 
-def _summed(
-    ranks: Ranks,
-    meeting: Meeting,
-    head: nn.Linear,
-    owners: dict[str, Optimizer],
-    captured: Captured,
-    recipe: Primum,
-) -> tuple[Tensor, Solution]:
-    x, g = with_ones(captured, owners), captured.outputs()
-    grad = g.flatten(0, -2).t() @ x.flatten(0, -2)
-    if meeting.before:
-        grad = grad + _accumulated(head, owners, captured)
-    update = predict_head(head, owners, ranks.sum(grad), factor=captured.factor)
-    seen = Head(x, -g if maximises(head, owners) else g, update.gain, has_bias="bias" in owners)
-    drift = seen.along(update.step)
-    problem = Problem(
-        OverRanks(seen, ranks.sum),
-        drift,
-        recipe.radius * torch.linalg.vector_norm(update.step / seen.root_gain),
-        recipe.max_extra_weight,
-        over_ranks=ranks.sum,
-        samples=sum(meeting.counts),
-    )
-    own = solve(problem, recipe.max_iters)
-    vectors = torch.stack((drift, own.drift_after, own.extra_weights), 1)
-    drift, after, weights = ranks.gather(vectors, meeting.counts).unbind(1)
-    return drift, Solution(weights, own.objective, own.iterations, Evidence(own.lower_bound, after))
-
-
-class OverRanks(MatrixFree):
-    """The global batch's Gram operator, on vectors of which every rank holds its own samples."""
-
-    def __init__(
-        self, head: Head, total: Callable[[Tensor], Tensor], scale: Tensor | None = None
-    ) -> None:
-        super().__init__(head, scale)
-        self._total = total
-
-    def _sum(self, rows: Tensor) -> Tensor:
-        return self._total(super()._sum(rows))
-
-    def scaled(self, scale: Tensor) -> OverRanks:
-        return OverRanks(self._head, self._total, scale)
-
-
-def _accumulated(head: nn.Linear, owners: dict[str, Optimizer], captured: Captured) -> Tensor:
+def _accumulated(head: nn.Linear, owners: Mapping[str, Optimizer], captured: Captured) -> Tensor:
     """This rank's part of what has accumulated over all ranks. [d_out, d]."""
+    trained = {part: owner for part, owner in owners.items() if getattr(head, part).requires_grad}
     like = captured.gradients.new_empty(0, dtype=captured.dtype)
-    before = accumulated(head, owners, like, captured.before)
+    before = accumulated(head, trained, like, captured.before)
     if before is None:
-        size = head.out_features, head.in_features + ("bias" in owners)
+        size = head.out_features, head.in_features + ("bias" in trained)
         return captured.gradients.new_zeros(size, dtype=captured.dtype)
     return before.contiguous()
 
@@ -152,12 +109,12 @@ def choose_way(
 
     With `params`, the number of parameters whose gradients are averaged, only of those ways that
     send at most a part of what that average sends, and do not repeat too much on every rank; None
-    if there is none. Recipes other than ours need the samples themselves.
+    if there is none. A recipe that makes no products needs the samples themselves.
     """
     sizes = sum(meeting.counts), max(meeting.positions, 1)
     sides = captured.features.shape[-1], captured.gradients.shape[-1]
     itemsize = captured.gradients.element_size()
-    products = recipe.max_iters + 2 if isinstance(recipe, Primum) else 0
+    products = recipe.products
     sent = traffic(*sizes, *sides, ranks=ranks.size, products=products, itemsize=itemsize)
     cost = costs(
         *sizes,
@@ -168,7 +125,7 @@ def choose_way(
         factorises=factorises,
     )
     ways = {"gather": (cost[0], sent[0])}
-    if isinstance(recipe, Primum) and recipe.radius > 0:
+    if products:
         ways["sum"] = (cost[1], sent[1])
     if params is not None:
         own = 2 * (ranks.size - 1) / ranks.size * 4 * params
@@ -190,13 +147,13 @@ def traffic(
     outputs: int,
     *,
     ranks: int,
-    products: int = 22,
+    products: int = 13,
     itemsize: int = 4,
 ) -> tuple[float, float]:
     """Bytes that one rank receives by gathering and by summing. `batch` is the global one."""
     gather = (batch - batch / ranks) * positions * (inputs + outputs) * itemsize
     ring = 2 * (ranks - 1) / ranks * inputs * outputs * 4
-    return gather, products * ring
+    return gather, (products + 1) * ring  # and the sum of the gradient itself
 
 
 def costs(
@@ -228,9 +185,7 @@ def work(
     batch: int, positions: int, inputs: int, outputs: int, products: int, factorises: bool
 ) -> int:
     """Floating-point operations of one process that solves for `batch` samples."""
-    size, square = inputs * outputs, batch * batch
-    dense = 2 * batch * size * (positions + batch + 8)
-    if factorises and positions == 1:
-        dense = square * (2 * (inputs + outputs) + 16) + products * 8 * square
-    free = products * 4 * batch * positions * size
+    dense, free = operations(
+        batch, positions, inputs, outputs, products=products, factorises=factorises
+    )
     return min(dense, free) if products else dense

@@ -1,17 +1,18 @@
 """2b - The dry run: what an optimizer without a formula does, seen on a throw-away copy."""
 
+from __future__ import annotations
+
 import copy
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim import optimizer as _base
-from torch.utils._pytree import tree_leaves
 
+from primum.compat import unhooked
 from primum.rules import Scalar, Seen, where
 
 PROBE_LR = 1e-3  # For lr = 0: near the limit, yet well above float32 rounding.
@@ -31,8 +32,9 @@ def dry_run(seen: Seen) -> tuple[Tensor, Scalar]:
 
     def displacement(grad: Tensor) -> Tensor:
         probe, clone = probe_of(seen, grad, lr)
-        with _undisturbed(seen.param):
-            unhooked(type(probe).step)(probe)
+        devices = [seen.param.device] if seen.param.is_cuda else []
+        with torch.random.fork_rng(devices=devices):  # the class may draw random numbers
+            type(probe).step(probe)
         vars(probe).clear()  # An attribute may refer to the probe: leave no cycle behind.
         return (clone.detach() - seen.param) / lr
 
@@ -49,8 +51,9 @@ def dry_run(seen: Seen) -> tuple[Tensor, Scalar]:
 def probe_of(seen: Seen, grad: Tensor, lr: Scalar) -> tuple[Optimizer, Tensor]:
     """A throw-away optimizer that holds a copy of the parameter alone, and that copy.
 
-    Made without the constructor, whose signature is unknown: all that hangs on the instance is
-    copied, hooks and patches of `step` excepted. Other parameters become one empty stand-in.
+    Made without the constructor, whose signature is unknown: the attributes of the instance are
+    copied, except hooks and patches of `step`. Other parameters become one empty stand-in, and a
+    model among the attributes is shared, not copied.
     """
     optimizer, param, held = seen.optimizer, seen.param, vars(seen.optimizer)
     name = type(optimizer).__name__
@@ -68,7 +71,8 @@ def probe_of(seen: Seen, grad: Tensor, lr: Scalar) -> tuple[Optimizer, Tensor]:
     vars(clone).update(vars(param))  # Some optimizers read marks set on the parameter.
     clone.grad = grad.clone()
 
-    probe: Optimizer = object.__new__(type(optimizer))
+    kind: Any = type(optimizer)
+    probe: Optimizer = object.__new__(_without_hooks(kind))
     parts = {k: OrderedDict() if k.endswith("_hooks") else v for k, v in held.items()}
     parts.pop("step", None)
     state = {k: v for k, v in optimizer.state.items() if k is param or not isinstance(k, Tensor)}
@@ -77,7 +81,8 @@ def probe_of(seen: Seen, grad: Tensor, lr: Scalar) -> tuple[Optimizer, Tensor]:
     parts["param_groups"] = [{**seen.group, "params": [param]} | ({} if own_rate else {"lr": lr})]
     nothing = torch.empty(0)
     memo: dict[int, Any] = {id(p): nothing for g in optimizer.param_groups for p in g["params"]}
-    memo |= {id(x): copied(x) for x in tree_leaves(list(state.values())) if isinstance(x, Tensor)}
+    memo |= {id(x): copied(x) for x in _leaves(list(state.values())) if isinstance(x, Tensor)}
+    memo |= {id(x): x for x in _leaves(list(parts.values())) if isinstance(x, nn.Module)}
     try:
         vars(probe).update(copy.deepcopy(parts, memo | {id(optimizer): probe, id(param): clone}))
     except (TypeError, RuntimeError) as error:
@@ -85,26 +90,27 @@ def probe_of(seen: Seen, grad: Tensor, lr: Scalar) -> tuple[Optimizer, Tensor]:
     return probe, clone
 
 
-@contextmanager
-def _undisturbed(param: Tensor) -> Iterator[None]:
-    """Put back torch's random state, of the CPU and the device; let global step hooks sleep."""
-    hooks: list[Any] = [_base._global_optimizer_pre_hooks, _base._global_optimizer_post_hooks]
-    asleep = [dict(each) for each in hooks]
-    for each in hooks:
-        each.clear()
-    try:
-        with torch.random.fork_rng(devices=[param.device] if param.is_cuda else []):
-            yield
-    finally:
-        for each, kept in zip(hooks, asleep, strict=True):
-            each.update(kept)
+@cache
+def _without_hooks(kind: Any) -> Any:
+    """A subclass whose steps, its parents' among them, run no step hooks: not a user's either.
+
+    Of each class above `kind` that has a step of its own a subclass without the wrapper is put
+    right before it in the order of method resolution, where `super().step()` finds it first.
+    """
+    above = [
+        type(each.__name__, (each,), {"step": unhooked(vars(each)["step"])})
+        for each in kind.__mro__[1:]
+        if "step" in vars(each) and each is not Optimizer
+    ]
+    return type(kind.__name__, (kind, *above), {"step": unhooked(kind.step)})
 
 
-_HOOKED = Optimizer.profile_hook_step(Optimizer.step).__code__
-
-
-def unhooked(function: Any) -> Any:
-    """A `step` without the wrapper, put around it by torch, that runs the hooks."""
-    while getattr(function, "__code__", None) is _HOOKED:
-        function = function.__wrapped__
-    return function
+def _leaves(tree: Any) -> Iterator[Any]:
+    """What is in nested lists, tuples and dicts."""
+    if isinstance(tree, Mapping):
+        tree = list(tree.values())
+    if not isinstance(tree, list | tuple):
+        yield tree
+        return
+    for each in tree:
+        yield from _leaves(each)

@@ -8,8 +8,8 @@ from itertools import pairwise
 from typing import Any, TypeGuard
 
 from torch import nn
-from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
+from primum.compat import never_called
 from primum.widths import (
     CONVOLUTIONS,
     children_of,
@@ -72,7 +72,7 @@ def given_head(model: nn.Module, head: nn.Module | str) -> nn.Linear:
 
 def is_linear(module: object) -> TypeGuard[nn.Linear]:
     """Whether a linear layer gets called; `nn.MultiheadAttention` has one that does not."""
-    return isinstance(module, nn.Linear) and not isinstance(module, NonDynamicallyQuantizableLinear)
+    return isinstance(module, nn.Linear) and not never_called(module)
 
 
 def candidates(model: nn.Module) -> str:

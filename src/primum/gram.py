@@ -7,47 +7,84 @@ positions where a sample has several (a sequence, a feature map).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
 
+import torch
 from torch import Tensor
 
-# Entries of per-sample gradients held at a time where they have to be formed: 16 MiB in float32.
-CHUNK_ENTRIES = 1 << 22
+Gain: TypeAlias = Tensor | float
 
 LAUNCH = 200_000  # What one more operation costs, in floating-point operations of a matrix product.
 
 
-class Gram(Protocol):
-    """A symmetric positive semi-definite B x B operator."""
+class Gram:
+    """A symmetric positive semi-definite operator over the samples of a batch. [B, B].
+
+    Attributes:
+        diagonal: Squared norms of the samples' gradients in the metric of the gain. [B].
+        over_ranks: Sums a tensor over ranks that hold some of the samples each; None if all are
+            here. Then vectors are those of this rank's samples.
+        samples: How many there are on all ranks; None if all are here.
+    """
 
     diagonal: Tensor
+    over_ranks: Callable[[Tensor], Tensor] | None = None
+    samples: int | None = None
 
     def times(self, vector: Tensor) -> Tensor:
         """`gram @ vector`. [B] -> [B]."""
-        ...
+        raise NotImplementedError
 
-    def scaled(self, scale: Tensor) -> Gram:
-        """`diag(scale) gram diag(scale)`; its diagonal is not to be used. [B]."""
-        ...
+    def totals(self, *sums: Tensor) -> Sequence[Tensor]:
+        """Sums over the samples that are here -> over the samples of all ranks."""
+        return sums if self.over_ranks is None else self.over_ranks(torch.stack(sums)).unbind()
 
 
-@dataclass(frozen=True)
-class Head:
-    """A linear head's share of one backward pass.
+class Dense(Gram):
+    """The operator as a matrix."""
 
-    Shapes: features [B, d] or [B, T, d], where d counts a last column of ones if the head has a
-    bias; output_gradients [B, d_out] or [B, T, d_out]; gain a number, a scalar tensor or
-    [d_out, d].
+    def __init__(self, matrix: Tensor) -> None:
+        self.matrix = matrix
+        self.diagonal = matrix.diagonal()
+
+    def times(self, vector: Tensor) -> Tensor:
+        return self.matrix @ vector
+
+
+class MatrixFree(Gram):
+    """The operator applied by two products of the head's size: exact for any gain, no B x B.
+
+    Attributes:
+        features: The head's input, with a last column of ones if it has a bias. [B, d] or
+            [B, T, d].
+        output_gradients: Of the same leading shape. [B, d_out] or [B, T, d_out].
+        gain: A number, a scalar tensor, [1, d] if the same for all outputs, or [d_out, d].
+        has_bias: Whether the last column of the features stands for the bias.
     """
 
-    features: Tensor
-    output_gradients: Tensor
-    gain: Tensor | float
-    has_bias: bool = False
-    transposed: Tensor | None = None  # output gradients of all positions, if at hand
+    def __init__(
+        self,
+        features: Tensor,
+        output_gradients: Tensor,
+        gain: Gain = 1.0,
+        *,
+        has_bias: bool = False,
+        transposed: Tensor | None = None,
+        over_ranks: Callable[[Tensor], Tensor] | None = None,
+        samples: int | None = None,
+    ) -> None:
+        self.features, self.output_gradients, self.gain = features, output_gradients, gain
+        self.has_bias, self.over_ranks, self.samples = has_bias, over_ranks, samples
+        self._flat = features.flatten(0, -2)
+        self._gradients = output_gradients.flatten(0, -2)
+        self._gradients_t = self._gradients.t() if transposed is None else transposed
+        self._diagonal: Tensor | None = None
+
+    @property
+    def positions(self) -> int:
+        """Of each sample; 1 if it has no such dimension."""
+        return 1 if self.features.dim() == 2 else self.features.shape[1]
 
     @property
     def uniform_gain(self) -> bool:
@@ -56,144 +93,106 @@ class Head:
     @property
     def factorises(self) -> bool:
         """Whether the matrix is an elementwise product of two small ones."""
-        return self.uniform_gain and self.features.dim() == 2
+        by_input = isinstance(self.gain, Tensor) and self.gain.dim() == 2 and len(self.gain) == 1
+        return self.features.dim() == 2 and (self.uniform_gain or by_input)
 
-    @cached_property
-    def gradients_t(self) -> Tensor:
-        """Output gradients of all positions. [d_out, B * T]."""
-        if self.transposed is not None:
-            return self.transposed
-        return self.output_gradients.flatten(0, -2).t()
+    @property
+    def diagonal(self) -> Tensor:  # type: ignore[override]
+        if self._diagonal is None:  # a cached_property takes a lock, which compilers do not trace
+            self._diagonal = self._squares()
+        return self._diagonal
 
-    @cached_property
-    def root_gain(self) -> Tensor | float:
-        return self.gain**0.5
+    def _squares(self) -> Tensor:
+        if self.features.dim() == 3:  # the square of a sum over positions: no shortcut
+            total = self.features.new_zeros(len(self.features))
+            for block in self.by_output():
+                total += block.square().sum(1)
+            return total
+        x2, g2 = self.features.square(), self.output_gradients.square()
+        if self.factorises:
+            return (x2 * self.gain).sum(1) * g2.sum(1)
+        return ((g2 @ self.gain) * x2).sum(1)
+
+    def times(self, vector: Tensor) -> Tensor:
+        rows = vector if self.positions == 1 else vector.repeat_interleave(self.positions)
+        total = (self._gradients_t * rows) @ self._flat
+        if self.over_ranks is not None:
+            total = self.over_ranks(total)
+        one = isinstance(self.gain, float) and self.gain == 1.0
+        return self.along(total if one else total * self.gain)
 
     def along(self, displacement: Tensor) -> Tensor:
         """`G @ displacement`: each sample's first-order loss change. [d_out, d] -> [B]."""
-        moved = (self.output_gradients @ displacement) * self.features
-        return moved.sum(1) if moved.dim() == 2 else moved.sum((1, 2))
+        moved = ((self._gradients @ displacement) * self._flat).sum(1)
+        return moved if self.positions == 1 else moved.view(-1, self.positions).sum(1)
+
+    def dense(self) -> Dense:
+        """The same as a matrix, exactly.
+
+        Where it factorises this is the paper's route (App. B, with the all-ones matrix where it
+        prints the identity). Elsewhere the gradients are formed a few outputs at a time: memory
+        stays bounded and, unlike the paper's low-rank gain, nothing is approximated.
+        """
+        if self.factorises:
+            x, g = self.features, self.output_gradients
+            scaled = x if isinstance(self.gain, float) and self.gain == 1.0 else x * self.gain
+            return Dense((scaled @ x.t()).mul_(g @ g.t()))
+        matrix = self.features.new_zeros(len(self.features), len(self.features))
+        for block in self.by_output():
+            matrix.addmm_(block, block.t())
+        return Dense(matrix)
+
+    def by_output(self) -> Iterator[Tensor]:
+        """`G * sqrt(gain)` for successive blocks of outputs. Yields [B, outputs * d]."""
+        root = self.gain**0.5
+        whole = not isinstance(root, Tensor) or root.dim() == 0 or len(root) == 1
+        for rows in output_blocks(self.features, self.output_gradients):
+            first, width = rows.start, rows.stop - rows.start
+            block = per_sample(self.features, self.output_gradients.narrow(-1, first, width))
+            yield block.mul_(root if whole else root.narrow(0, first, width)).flatten(1)
 
 
-class Dense:
-    """The operator as a matrix. [B, B]."""
-
-    def __init__(self, matrix: Tensor, scale: Tensor | None = None) -> None:
-        self.matrix = matrix
-        self._scale = scale
-        if scale is None:
-            self.diagonal = matrix.diagonal()
-
-    def times(self, vector: Tensor) -> Tensor:
-        if self._scale is None:
-            return self.matrix @ vector
-        return (self.matrix @ (vector * self._scale)) * self._scale
-
-    def scaled(self, scale: Tensor) -> Dense:
-        return Dense(self.matrix, scale)
+def per_sample(features: Tensor, output_gradients: Tensor) -> Tensor:
+    """The samples' gradients of some outputs. [B, d], [B, n] or [B, T, .] -> [B, n, d]."""
+    if features.dim() == 2:
+        return output_gradients.unsqueeze(2) * features.unsqueeze(1)
+    return output_gradients.transpose(1, 2) @ features
 
 
-class MatrixFree:
-    """The operator applied by two products of the head's size: exact for any gain, no B x B."""
+def output_blocks(features: Tensor, output_gradients: Tensor) -> Iterator[slice]:
+    """Ranges of outputs whose per-sample gradients are held at a time.
 
-    def __init__(self, head: Head, scale: Tensor | None = None) -> None:
-        self._head = head
-        self._positions = 1 if head.features.dim() == 2 else head.features.shape[1]
-        self._features = head.features.flatten(0, -2)
-        self._gradients_t = head.gradients_t
-        if scale is None:
-            self.diagonal = diagonal_of(head)
-            self._gradients = head.output_gradients.flatten(0, -2)
-        else:
-            self._gradients_t = self._gradients_t * self._rows(scale)
-            self._gradients = self._gradients_t.t()
-
-    def _rows(self, vector: Tensor) -> Tensor:
-        return vector if self._positions == 1 else vector.repeat_interleave(self._positions)
-
-    def times(self, vector: Tensor) -> Tensor:
-        displacement = self._sum(self._rows(vector)) * self._head.gain
-        product = ((self._gradients @ displacement) * self._features).sum(1)
-        return product if self._positions == 1 else product.view(-1, self._positions).sum(1)
-
-    def _sum(self, rows: Tensor) -> Tensor:
-        """`G^T rows`, the samples' gradients summed. [B * T] -> [d_out, d]."""
-        return (self._gradients_t * rows) @ self._features
-
-    def scaled(self, scale: Tensor) -> MatrixFree:
-        return MatrixFree(self._head, scale)
-
-
-def matrix_of(head: Head) -> Tensor:
-    """The exact matrix. [B, B].
-
-    Where it factorises this is the paper's route (App. B, with the all-ones matrix where it prints
-    the identity). Elsewhere the gradients are formed a few outputs at a time: memory stays bounded
-    and, unlike the paper's low-rank gain, nothing is approximated.
+    A block takes at most 4 MiB in float32, or a sixteenth of what backward holds anyway: the
+    gradient of the output and the gradient of the weight.
     """
-    if head.factorises:
-        x, g = head.features, head.output_gradients
-        return (x @ x.t()).mul_(g @ g.t()).mul_(head.gain)
-    parts = _gradients_by_output(head)
-    part = next(parts)
-    matrix = part @ part.t()
-    for part in parts:
-        matrix.addmm_(part, part.t())
-    return matrix
-
-
-def diagonal_of(head: Head) -> Tensor:
-    """Squared norms of the samples' gradients in the metric of the gain. [B]."""
-    if head.features.dim() == 3:  # the square of a sum over positions: no shortcut
-        total = head.features.new_zeros(len(head.features))
-        for part in _gradients_by_output(head):
-            total += part.square().sum(1)
-        return total
-    x2, g2 = head.features.square(), head.output_gradients.square()
-    if head.uniform_gain:
-        return x2.sum(1) * g2.sum(1) * head.gain
-    return ((g2 @ head.gain) * x2).sum(1)
-
-
-def _gradients_by_output(head: Head) -> Iterator[Tensor]:
-    """`G * sqrt(gain)` for successive blocks of outputs. Yields [B, outputs * d]."""
-    x, g, root = head.features, head.output_gradients, head.root_gain
-    outputs = g.shape[-1]
-    width = max(1, CHUNK_ENTRIES // (len(x) * x.shape[-1]))
+    outputs, inputs = output_gradients.shape[-1], features.shape[-1]
+    entries = max(1 << 20, (output_gradients.numel() + inputs * outputs) // 16)
+    width = max(1, entries // (len(features) * inputs))
     for first in range(0, outputs, width):
-        if width < outputs:
-            g = head.output_gradients[..., first : first + width]
-            if isinstance(head.root_gain, Tensor) and head.root_gain.dim():
-                root = head.root_gain[first : first + width]
-        gradients = g.unsqueeze(2) * x.unsqueeze(1) if x.dim() == 2 else g.transpose(1, 2) @ x
-        yield gradients.mul_(root).flatten(1)
+        yield slice(first, min(first + width, outputs))
 
 
-def choose(head: Head, products: int) -> Gram:
+def choose(gram: MatrixFree, products: int) -> Gram:
     """The cheaper of the two exact forms, if it is to be applied about `products` times."""
-    batch, inputs = len(head.features), head.features.shape[-1]
-    positions = 1 if head.features.dim() == 2 else head.features.shape[1]
-    outputs = head.output_gradients.shape[-1]
-    if dense_is_cheaper(
-        batch, positions, inputs, outputs, products=products, factorises=head.factorises
-    ):
-        return Dense(matrix_of(head))
-    return MatrixFree(head)
+    sides = gram.features.shape[-1], gram.output_gradients.shape[-1]
+    dense, free = operations(
+        len(gram.features), gram.positions, *sides, products=products, factorises=gram.factorises
+    )
+    return gram.dense() if dense <= free else gram
 
 
-def dense_is_cheaper(
+def operations(
     batch: int, positions: int, inputs: int, outputs: int, *, products: int, factorises: bool
-) -> bool:
-    """Compare floating-point operations; what is bound by memory counts eight times.
+) -> tuple[int, int]:
+    """Floating-point operations of the dense and of the matrix-free form. The cost model.
 
-    Each operation also costs its launch, which decides for small heads. `benchmarks/routes.py`
-    times both forms over many sizes and shows where this errs.
+    Memory-bound operations count eight times, and each operation costs its launch, which decides
+    for small heads. `benchmarks/routes.py` times both forms over many sizes.
     """
     square, size = batch * batch, inputs * outputs
-    if factorises:
+    if factorises and positions == 1:
         build = square * (2 * (inputs + outputs) + 16)
     else:
         build = 2 * batch * size * (positions + batch + 8)
     dense = build + products * (8 * square + LAUNCH)
-    free = products * (4 * batch * positions * size + 6 * LAUNCH)
-    return dense <= free
+    return dense, products * (4 * batch * positions * size + 6 * LAUNCH)

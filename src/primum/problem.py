@@ -9,27 +9,24 @@ cube gives a feasible `w <= t` and a lower bound on the optimum, so a solver may
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding
 
-from primum.gram import Dense, Gram, Head, MatrixFree, choose
+from primum.gram import Dense, Gram, MatrixFree
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Which samples a step harms, and how far it may be bent to spare them.
+    """Which samples a step harms, and how far it may be changed to spare them.
 
     Args:
-        gram: The operator `G diag(gain) G^T`; `gram.times(vector)` and `gram.diagonal`. [B, B].
+        gram: The operator `G diag(gain) G^T`, see `primum.gram.Gram`. [B, B].
         drift: First-order change of each sample's loss per unit lr under the plain step. [B].
         reach: Radius of the trust region, in the optimizer's own metric. Scalar tensor.
         max_extra_weight: No sample gets more extra weight than this.
-        over_ranks: Adds up, over ranks that hold some of the samples each, sums over the samples;
-            None if they are all here.
-        samples: How many there are in all, if they are not all here.
 
     Examples:
         >>> gram = torch.tensor([[1.0, -0.5], [-0.5, 1.0]])
@@ -42,14 +39,6 @@ class Problem:
     drift: Tensor
     reach: Tensor
     max_extra_weight: float = 2.0
-    over_ranks: Callable[[Tensor], Tensor] | None = None
-    samples: int | None = None
-
-    def totals(self, *sums: Tensor) -> Sequence[Tensor]:
-        """Sums over the samples that are here -> over all samples."""
-        if self.over_ranks is None:
-            return sums
-        return self.over_ranks(torch.stack(sums)).unbind()
 
     @classmethod
     def dense(
@@ -89,23 +78,8 @@ class Problem:
         size = [output_gradients.shape[-1], features.shape[-1]]
         if isinstance(gain, Tensor) and list(gain.shape) not in ([], size):
             raise ValueError(f"gain must be a number or {size}, got {list(gain.shape)}")
-        gram = MatrixFree(Head(features, output_gradients, gain))
+        gram = MatrixFree(features, output_gradients, gain)
         return cls._checked(gram, drift, reach, max_extra_weight)
-
-    @classmethod
-    def of_head(
-        cls,
-        head: Head,
-        step: Tensor,
-        drift: Tensor,
-        *,
-        radius: float,
-        max_extra_weight: float = 2.0,
-        products: int = 20,
-    ) -> Problem:
-        """The problem of a head about to move by `lr * step`. step [d_out, d], drift [B]."""
-        reach = radius * torch.linalg.vector_norm(step / head.root_gain)
-        return cls(choose(head, products), drift, reach, max_extra_weight)
 
     @classmethod
     def _checked(
@@ -127,7 +101,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Visited:
-    """The same, not computed before it is read: the dual points a solver came by.
+    """`Evidence` that is computed when read, from the dual points a solver visited.
 
     A report may be kept, so this does not hold the problem: its Gram operator is large.
 
@@ -141,11 +115,11 @@ class Visited:
     used: Tensor
     after: Tensor
     best: Tensor
-    pulls: Tensor | None = None  # `drift' gamma`, where it takes other ranks to know it. [k]
+    pulls: Tensor | None = None  # `drift' gamma`, if it is a sum over ranks. [k]
 
     @property
     def lower_bound(self) -> Tensor:
-        """The best of `drift' gamma - phi(n)` over the points."""
+        """The largest of `drift' gamma - phi(n)` over the points."""
         pulls = self.multipliers @ self.drift if self.pulls is None else self.pulls
         bounds = pulls.addcmul(self.used, self.norm, value=-1)
         bounds = bounds.addcmul(self.used, self.used, value=0.5 / self.max_extra_weight)
@@ -153,12 +127,12 @@ class Visited:
 
     @property
     def drift_after(self) -> Tensor:
-        return torch.embedding(self.after, self.best)
+        return embedding(self.best, self.after)
 
 
 @dataclass(frozen=True)
 class Solution:
-    """An answer and the proof of how good it is.
+    """Extra weights, and a certificate of how good they are.
 
     Attributes:
         extra_weights: `w`, between 0 and `max_extra_weight`. [B].
@@ -185,9 +159,21 @@ class Solution:
 
 
 def plain(drift: Tensor) -> Solution:
-    """No extra weights, where none are allowed."""
+    """Zero extra weights, and the harm of the plain step."""
     harm = drift.clamp_min(0).sum()
     return Solution(torch.zeros_like(drift), harm, 0, Evidence(harm, drift))
+
+
+def rounding_of(problem: Problem) -> tuple[float, float]:
+    """Relative errors that rounding may cause, in `gamma' gram gamma` and in the harm.
+
+    The first is relative to `sum(diagonal * gamma)`, which is at least `sum(diagonal * gamma^2)`.
+    The second is relative to the harm and to `sqrt(trace * sum(diagonal * gamma))` times the scale
+    of the weights: `|gram w|_i <= |G_i| sum_j |G_j| w_j`, summed over i.
+    """
+    count = problem.gram.samples or len(problem.drift)
+    eps = torch.finfo(problem.drift.dtype).eps
+    return 4 * eps * count, 8 * eps * count
 
 
 def recover(multipliers: Tensor, products: Tensor, problem: Problem, iterations: int) -> Solution:
@@ -195,31 +181,37 @@ def recover(multipliers: Tensor, products: Tensor, problem: Problem, iterations:
 
     With `n = sqrt(gamma' gram gamma)`, `w = min(t, reach / n) gamma` is feasible for any gamma in
     the unit cube, and `drift' gamma - phi(n)` bounds the optimum from below (weak duality); `phi`
-    is written in terms of `used = min(t n, reach)`, the part of the reach that w uses. Rounding
-    could make n too small where gradients cancel; a bound on that error is added, which keeps w
-    feasible and the bound a bound.
+    is written in terms of `used = min(t n, reach)`, the part of the reach that w uses.
 
-    Shapes: multipliers [k, B], products [k, B] with `products[j] = gram @ multipliers[j]`.
+    Rounding errors of the products count against the weights, twice. A bound on them is added to
+    n, so that w stays feasible and the bound a bound. And zero weights win where the gain is
+    smaller than the error of `gram @ w`, as in float32 where gradients cancel.
+
+    Shapes: multipliers [k, B], the first one zero, and products [k, B] with
+    `products[j] = gram @ multipliers[j]`.
     """
-    drift, most = problem.drift, problem.max_extra_weight
-    rounding = 4 * torch.finfo(drift.dtype).eps * (problem.samples or len(drift))
-    safe = products.addcmul(multipliers, problem.gram.diagonal, value=rounding)
-    (squares,) = problem.totals((multipliers * safe).sum(1))
-    norm = squares.clamp_min(torch.finfo(drift.dtype).tiny).sqrt()
+    gram, drift, most = problem.gram, problem.drift, problem.max_extra_weight
+    rounding, error = rounding_of(problem)
+    squares, lengths = gram.totals((multipliers * products).sum(1), multipliers @ gram.diagonal)
+    (trace,) = gram.totals(gram.diagonal.sum())
+    norm = (squares + rounding * lengths).clamp_min(torch.finfo(drift.dtype).tiny).sqrt()
     scale = (problem.reach / norm).clamp_max(most)
     used = scale * norm
-    scale = scale.unsqueeze(1)
-    after = torch.addcmul(drift, products, scale, value=-1)
+    rows = scale.unsqueeze(1)
+    after = torch.addcmul(drift, products, rows, value=-1)
     pulls, harms = None, after.clamp_min(0).sum(1)
-    if problem.over_ranks is not None:  # Now: a collective must not wait for a reader.
-        pulls, harms = problem.totals(multipliers @ drift, harms)
+    if gram.over_ranks is not None:  # here and not when read: a collective needs all ranks
+        pulls, harms = gram.totals(multipliers @ drift, harms)
     objectives = harms.addcmul(used, used, value=0.5 / most)
+    contest = objectives + error * (scale * (lengths * trace).sqrt())
+    contest = torch.where(lengths > 0, contest + error * harms.select(0, 0), objectives)
     # A solver that has arrived may run into 0 / 0: points that are not numbers do not count.
-    objective, best = objectives.nan_to_num(nan=torch.inf, posinf=torch.inf).min(0)
-    # `torch.embedding` is a row look-up that takes a scalar tensor; indexing by one would sync.
+    best = contest.nan_to_num(nan=torch.inf, posinf=torch.inf).argmin()
+    objective = embedding(best, objectives.unsqueeze(1)).squeeze(0)
+    # `embedding` is a row look-up that takes a scalar tensor; indexing by one would sync.
     return Solution(
-        extra_weights=torch.embedding(multipliers * scale, best).nan_to_num(nan=0.0),
-        objective=objective,
+        extra_weights=embedding(best, multipliers * rows).nan_to_num(nan=0.0),
+        objective=objective.nan_to_num(nan=torch.inf, posinf=torch.inf),
         iterations=iterations,
         evidence=Visited(drift, most, multipliers, norm, used, after, best, pulls),
     )

@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from primum.compat import joins, running_wrapper
+
 Result = TypeVar("Result")
 
 # Newer versions of torch have it under the first name, and warn about the second.
@@ -21,7 +23,7 @@ Wrapper = nn.parallel.DistributedDataParallel
 
 
 class Scope:
-    """Which ranks a backward pass is weighed with: asked anew in every forward pass.
+    """Which ranks a backward pass is weighed with: decided in every forward pass.
 
     "local": none. "global": those of the group. "auto": those over which the
     DistributedDataParallel that runs this pass averages its gradients, if any does.
@@ -51,7 +53,7 @@ class Scope:
         if self.name == "local" or not (dist.is_available() and dist.is_initialized()):
             return None
         wrapper = self._wrapper()
-        if wrapper is not None and wrapper._join_config.enable:
+        if wrapper is not None and joins(wrapper):
             return None  # ranks without data left do not come along
         if self._ranks is None and wrapper is not None:
             self._ranks = self._of(wrapper)
@@ -64,7 +66,7 @@ class Scope:
         if self.name == "local" or not (dist.is_available() and dist.is_initialized()):
             return None
         wrapper = self._wrapper()
-        if wrapper is not None and wrapper._join_config.enable:
+        if wrapper is not None and joins(wrapper):
             return "join", (
                 "each rank solves for its own samples under join(): a rank whose data have ended "
                 "does not come along"
@@ -78,7 +80,7 @@ class Scope:
         return None
 
     def _wrapper(self) -> Wrapper | None:
-        running: Wrapper | None = getattr(Wrapper, "_active_ddp_module", None)
+        running = running_wrapper()
         if running is not None or self._ddp is None:
             return running
         return self._ddp()
@@ -123,6 +125,10 @@ class Ranks:
         """Over ranks, in place."""
         self._call(tensor, lambda: dist.all_reduce(tensor, group=self._group))
         return tensor
+
+    def mean(self, tensor: Tensor) -> Tensor:
+        """Over ranks."""
+        return self.sum(tensor / self.size)
 
     def gather(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
         """Rows of all ranks, in the order of ranks. [counts[rank], ...] -> [sum(counts), ...]."""
@@ -180,7 +186,7 @@ class Meeting:
 
 
 def meet(ranks: Ranks, features: Tensor | None, before: bool) -> Meeting | None:
-    """Tell the others what is here; None if one of them, or this rank, is in trouble.
+    """Exchange what each rank has; None if any of them, this one included, has nothing to weigh.
 
     Every rank calls this, in every backward pass through the head, whatever has happened to it.
     """

@@ -1,28 +1,47 @@
-"""From a head about to move to extra weights: what a recipe is, and the default one."""
+"""What a recipe is, and the default one: from a step's Gram operator and drift to extra weights."""
 
 from __future__ import annotations
 
 import math
 import numbers
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, TypeAlias
 
+import torch
 from torch import Tensor
 
-from primum.gram import Gram, Head
+from primum.gram import Gram
 from primum.problem import Problem, Solution, plain
+from primum.rules import Scalar
 from primum.solve import solve
-from primum.update import Update
+
+Metric: TypeAlias = Literal["gain", "euclidean"]
 
 
 class Recipe(Protocol):
-    """From a head, what its optimizer is about to do and the drift, to extra weights. drift [B]."""
+    """From the Gram operator and the drift of a step to extra weights.
+
+    Attributes:
+        name: For `state_dict` and reports.
+        metric: How the `size` of the step is measured: in the optimizer's own metric,
+            `sqrt(sum(step^2 / gain))`, or as `sqrt(sum(step^2))`.
+        products: Gram products it makes in a step, for the cost model. 0 if it makes none, or
+            needs the factors of the operator: then it gets a `MatrixFree` of all samples.
+    """
 
     @property
     def name(self) -> str: ...
 
-    def __call__(self, head: Head, update: Update, drift: Tensor) -> Solution: ...
+    @property
+    def metric(self) -> Metric: ...
+
+    @property
+    def products(self) -> int: ...
+
+    def __call__(self, gram: Gram, drift: Tensor, size: Tensor, lr: Scalar) -> Solution:
+        """Extra weights of the samples. drift [B], size and lr scalars."""
+        ...
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -31,37 +50,44 @@ class Recipe(Protocol):
 
 @dataclass(frozen=True)
 class Primum:
-    """The default recipe: the problem in the optimizer's own metric, solved with a certificate."""
+    """The default recipe: the problem in the optimizer's own metric, solved with a certificate.
+
+    Arguments as `primum.attach`.
+    """
 
     radius: float = 0.2
     max_extra_weight: float = 2.0
-    max_iters: int = 20
+    max_iters: int = 12
+    tolerance: float = 0.005
+    compile: bool = False
     name: str = "primum"
+    metric: Metric = "gain"
+    _compiled: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         _check_number("radius", self.radius, "a number", numbers.Real, 0)
         _check_number("max_extra_weight", self.max_extra_weight, "a number", numbers.Real, 0)
         _check_number("max_iters", self.max_iters, "a whole number", numbers.Integral, 1)
+        _check_number("tolerance", self.tolerance, "a number", numbers.Real, 0)
         if self.max_extra_weight == 0:
             raise ValueError("max_extra_weight must be > 0, got 0; for plain training use radius=0")
 
-    def __call__(self, head: Head, update: Update, drift: Tensor) -> Solution:
+    @property
+    def products(self) -> int:
+        return self.max_iters + 1 if self.radius > 0 else 0
+
+    def __call__(self, gram: Gram, drift: Tensor, size: Tensor, lr: Scalar) -> Solution:
         if self.radius == 0:  # nothing to solve: plain training, measured
             return plain(drift)
-        problem = Problem.of_head(
-            head,
-            update.step,
-            drift,
-            radius=self.radius,
-            max_extra_weight=self.max_extra_weight,
-            products=self.max_iters + 2,
-        )
-        return solve(problem, self.max_iters)
-
-    def of_gram(self, gram: Gram, drift: Tensor, size: Tensor) -> Solution:
-        """The same for a given operator; `size` is the length of the step in its metric."""
         problem = Problem(gram, drift, self.radius * size, self.max_extra_weight)
-        return solve(problem, self.max_iters)
+        # Static shapes, of the first batch alone: a short last batch is not worth a graph.
+        compiled = self.compile and gram.over_ranks is None
+        if compiled and self._compiled.setdefault("shape", drift.shape) == drift.shape:
+            if "solve" not in self._compiled:
+                self._compiled["solve"] = torch.compile(solve, fullgraph=True, dynamic=False)
+            found: Solution = self._compiled["solve"](problem, self.max_iters)
+            return found
+        return solve(problem, self.max_iters, self.tolerance)
 
     def state_dict(self) -> dict[str, Any]:
         return {}

@@ -1,30 +1,29 @@
-"""What a user holds: hooks on the head, the explicit form, the life of both."""
+"""What a user holds: the hooks on the head, the explicit form, and the life of both."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._compile import _disable_dynamo as eager  # torch.compiler.disable, imported lazily
 from torch.optim import Optimizer
 
-from primum.capture import Listener, Pass, weight_of
+from primum.capture import Listener, Pass, rows_of
+from primum.compat import eager, parameter
+from primum.output_check import OutputCheck
 from primum.ranks import Ranks, Scope
 from primum.recipe import Recipe
 from primum.report import StepReport
-from primum.rescale import Rescale
-from primum.watch import Watch
-from primum.weigh import rows_of
-from primum.weigher import Arrival, Weigher
+from primum.weighing import Features, Weighing
 
 
-class Reducer:
-    """Weighs each sample's gradient at the head's output; made by `attach` and `observe`.
+class Reducer(Weighing):
+    """Reweights each sample's gradient at the head's output; made by `attach` and `observe`.
 
     Trouble in a step (values that are not finite, a head in eval mode, an error of ours) leaves its
     gradients plain, is counted in `last.fallbacks` and warned about once. Also a context manager:
@@ -32,58 +31,106 @@ class Reducer:
 
     Attributes:
         enabled: Set to False to pause, to True to go on. What counts is its value in `backward`.
+        head_name: The head's dotted name in the model.
     """
 
     def __init__(
         self,
+        model: nn.Module,
         head: nn.Linear,
         owners: dict[str, Optimizer],
         recipe: Recipe,
         *,
         apply: bool,
-        per: str = "sample",
-        scaler: Any = None,
-        scope: Scope | None = None,
+        per: str,
+        scaler: Any,
+        scope: Scope,
+        name: str,
+        check_output: bool = False,
     ) -> None:
-        self.enabled = True
-        # The head owns the listener, and that owns us: weak references upwards make no cycle.
-        self._head = weakref.ref(head)
-        self._scope = scope or Scope("local", None, head)
-        self._rescale = Rescale(owners, scaler)
-        self._listener = weakref.ref(Listener(head, self._on_pass, self._on_compiled))
-        self._watch = Watch(owners["weight"], head, self._rescale.after_step)
-        self._removed = False
-        self._owners = owners
-        self._recipe = recipe
-        self._per = per
-        self._weigh = Weigher(
+        super().__init__(
+            model,
             head,
             owners,
             recipe,
             apply=apply,
             per=per,
-            scope=self._scope,
-            rescale=self._rescale,
-            watch=self._watch,
+            scaler=scaler,
+            scope=scope,
+            name=name,
         )
+        self.enabled = True
+        self.head_name = name
+        # The head owns the listener, and that owns us: weak references upwards make no cycle.
+        self._listener: weakref.ref[Listener] | None = weakref.ref(Listener(head, self))
+        self._output_check = None
+        if check_output:
+            warn = partial(self._monitor.warn, "output")
+            self._output_check = OutputCheck(model, weakref.ref(self), name, warn)
+
+    # --- what a user calls ------------------------------------------------------------------------
 
     @property
     def last(self) -> StepReport | None:
         """The `StepReport` of the last backward pass through the head; None before the first."""
-        return self._weigh.last
+        return self._last
 
     @property
     def optimizer(self) -> Optimizer:
         """The optimizer that steps the head's weight."""
         return self._owners["weight"]
 
+    @property
+    def head(self) -> nn.Linear | None:
+        """The layer whose gradients are reweighted; None if the model is gone."""
+        return self._head()
+
+    def __repr__(self) -> str:
+        head, recipe = self._head(), self._recipe
+        shape = "" if head is None else f" ({head.in_features} -> {head.out_features})"
+        settings = [
+            f"{name}={value:g}"
+            for name in ("radius", "max_extra_weight")
+            if isinstance(value := getattr(recipe, name, None), int | float)
+        ]
+        state = "attached" if self._listener else "removed"
+        return (
+            f"Reducer(head={self.head_name!r}{shape}, optimizer={type(self.optimizer).__name__}, "
+            f"recipe={recipe.name!r}{', ' * bool(settings)}{', '.join(settings)}, "
+            f"per={self._per!r}, apply={self._apply}, {state}, steps={self._monitor.steps}, "
+            f"fallbacks={self._monitor.fallbacks.value.tolist()})"  # SYNC: asked for
+        )
+
     def remove(self) -> None:
         """Detach from the model; training goes on plain. Nothing is left behind."""
-        listener = self._listener()
+        listener = self._listener() if self._listener else None
         if listener is not None:
             listener.remove()
-        self._watch.remove()
-        self._removed, self._weigh.last = True, None
+        self._monitor.remove()
+        if self._output_check is not None:
+            self._output_check.remove()
+        self._listener = self._last = None
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """A block in which backward passes through the head keep their plain gradients.
+
+        For passes that train another network through this one, or whose gradients are read rather
+        than stepped on: `torch.autograd.grad(loss, parameters)` is reweighted like training.
+
+        Examples:
+            >>> model = nn.Linear(8, 3)
+            >>> reducer = primum.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
+            >>> with reducer.paused():
+            ...     gradients = torch.autograd.grad(
+            ...         model(torch.randn(4, 8)).square().mean(), list(model.parameters())
+            ...     )
+        """
+        before, self.enabled = self.enabled, False
+        try:
+            yield
+        finally:
+            self.enabled = before
 
     def __enter__(self) -> Reducer:
         return self
@@ -101,12 +148,11 @@ class Reducer:
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values and tensors: loads with `weights_only=True`."""
-        self._weigh.rollback.settle()
-        factor = self._rescale.measured
+        self._settle_skipped()
         return {
             "recipe": self._recipe.name,
-            "fallbacks": self._weigh.trouble.count.clone(),
-            "factor": None if factor is None else factor.clone(),
+            "fallbacks": self._monitor.fallbacks.value.clone(),
+            "factor": self._rescale.state(),
             "recipe_state": self._recipe.state_dict(),
         }
 
@@ -120,10 +166,8 @@ class Reducer:
                 f"but the Reducer runs recipe={self._recipe.name!r}"
             )
         self._recipe.load_state_dict(state["recipe_state"])
-        trouble = self._weigh.trouble
-        trouble.load(state["fallbacks"])
-        factor, device = state.get("factor"), trouble.count.device
-        self._rescale.measured = None if factor is None else factor.to(device, copy=True)
+        self._monitor.fallbacks.load(state["fallbacks"])
+        self._rescale.load(state.get("factor"), self._monitor.fallbacks.value.device)
 
     @eager
     def __call__(self, losses: Tensor) -> Tensor:
@@ -147,7 +191,7 @@ class Reducer:
             return mean
         passes = Pass.behind(losses, self)
         if not passes:
-            listener = self._listener()
+            listener = self._listener() if self._listener else None
             if listener is not None and listener.compiled:
                 return mean
             raise ValueError(
@@ -163,12 +207,10 @@ class Reducer:
                         f"the head saw {rows_of(gradient, self._per)} {self._per}s, "
                         f"but there are {losses.numel()} losses"
                     )
-            training = all(each.training for each in passes)
             features = [each.features for each in passes]
-            weighted = self._weigh(
-                Arrival(gradients, features, training, first.ranks, scaled=False)
-            )
-            extra_weights, report = None, self.last
+            training = all(each.training for each in passes)
+            weighted = self._weigh(gradients, features, training, first.ranks, scaled=False)
+            extra_weights, report = None, self._last
             if weighted is not None and report is not None:
                 extra_weights = report.extra_weights[report.own]
             for each in passes:
@@ -177,57 +219,59 @@ class Reducer:
             return mean
         return ((1 + first.extra_weights).to(losses.dtype) * losses.flatten()).mean()
 
-    def _ranks(self) -> Ranks | None:
-        ranks = self._scope.ranks()
-        alone = self._scope.why_alone() if ranks is None else None
-        if alone is not None:
-            self._weigh.trouble.warn(*alone)
-        return ranks
+    # --- what the listener calls ------------------------------------------------------------------
 
-    def _active(self) -> bool:
-        return self.enabled and not self._removed
-
-    def _on_pass(self, head: nn.Module, features: Tensor, output: Tensor) -> None:
-        """The head ran forward: wait for the gradient of its output."""
+    def on_forward(self, head: nn.Module, features: Tensor, output: Tensor) -> None:
+        """The head ran: register for the gradient of its output."""
         own = self._head()
         if own is None or head is not own:
-            self._weigh.trouble.warn(
+            self._monitor.warn(
                 "copy",
                 "gradients stay plain: a copy of the head ran, as nn.DataParallel makes one for "
                 "each device; use DistributedDataParallel",
             )
             return
+        weight = parameter(own, "weight")
+        if weight is not None and not weight.requires_grad:
+            return  # frozen for this pass: it trains something else
         made = Pass(self, own, features, output)
         made.ranks = self._ranks()
         hook: Callable[[Tensor], Tensor | None] = partial(self._on_gradient, made)
         output.register_hook(hook)  # type: ignore[no-untyped-call]
 
     @eager
-    def _on_gradient(self, waiting: Pass, gradient: Tensor) -> Tensor | None:
+    def _on_gradient(self, made: Pass, gradient: Tensor) -> Tensor | None:
         """The gradient arrived: hand on the weighted one. None leaves it as it is."""
         head = self._head()
-        if head is None or weight_of(head) is not waiting.weight or not waiting.trains_head():
+        if head is None or parameter(head, "weight") is not made.weight or not made.trains_head():
             return None  # a gradient for another purpose, or of other weights
-        if waiting.weighed:
-            self._watch.hear()
+        if made.weighed:
+            self._monitor.passes += 1
             return None
-        weighted = self._on_arrival(gradient, waiting.features, waiting.training, waiting.ranks)
-        waiting.release()
+        weighted = self._on_arrival(gradient, made.features, made.training, made.ranks)
+        made.release()
         return weighted
 
-    def _on_compiled(
-        self, gradient: Tensor, features: Callable[[], Tensor], training: bool
-    ) -> Tensor | None:
+    def on_compiled(self, gradient: Tensor, features: Features, training: bool) -> Tensor | None:
         """The same in a compiled graph, which hands over the head's input itself."""
         return self._on_arrival(gradient, features, training, self._ranks())
 
     def _on_arrival(
-        self, gradient: Tensor, features: Callable[[], Tensor], training: bool, ranks: Ranks | None
+        self, gradient: Tensor, features: Features, training: bool, ranks: Ranks | None
     ) -> Tensor | None:
-        """A gradient that will train the head."""
-        self._watch.hear()
+        self._monitor.passes += 1
         if not self._active():
-            self._rescale.miss()
+            self._rescale.miss(gradient)
             return None
-        weighted = self._weigh(Arrival([gradient], [features], training, ranks, scaled=True))
+        weighted = self._weigh([gradient], [features], training, ranks, scaled=True)
         return None if weighted is None else weighted[0]
+
+    def _active(self) -> bool:
+        return self.enabled and self._listener is not None
+
+    def _ranks(self) -> Ranks | None:
+        ranks = self._scope.ranks()
+        alone = self._scope.why_alone() if ranks is None else None
+        if alone is not None:
+            self._monitor.warn(*alone)
+        return ranks

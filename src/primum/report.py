@@ -1,4 +1,4 @@
-"""6 - What one step did, on the device until somebody asks."""
+"""6 - What one step did, kept on the device until it is read."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class StepReport:
     Attributes:
         solution: Of the step's problem.
         drift: Change of each sample's loss under the plain step; positive means harmed. [B].
-        fallbacks: Steps so far that fell back to plain gradients.
-        applied: Whether the weights went into the gradients. They are zero, and the drift is NaN,
-            in a step whose values were not finite.
-        reason: Why they did not, in words; empty if they did.
+        fallbacks: Backward passes so far that fell back to plain gradients.
+        discarded: Backward passes so far that were weighed, but whose gradients no step used.
+        weighed: Whether the weights were put into the gradients, as far as the host knew then.
+        why: Why they were not; empty if they were.
         own: Where several ranks solved together, all vectors here are those of the global batch, in
             the order of ranks, and these rows are of this rank. All rows otherwise.
     """
@@ -31,9 +31,27 @@ class StepReport:
     solution: Solution
     drift: Tensor
     fallbacks: Tensor
-    applied: bool
-    reason: str = ""
+    discarded: Tensor
+    weighed: bool
+    why: str = ""
     own: slice = field(default_factory=lambda: slice(None))
+
+    @property
+    def finite(self) -> Tensor:
+        """Whether the values of the step were finite; if not, the weights are zero."""
+        return self.objective < torch.inf
+
+    @property
+    def applied(self) -> bool:
+        """Whether the weights went into the gradients. Waits for the device."""
+        return self.weighed and bool(self.finite)  # SYNC: asked for
+
+    @property
+    def reason(self) -> str:
+        """Why the weights did not go into the gradients; empty if they did. Waits as `applied`."""
+        if self.weighed and not self.applied:
+            return "the values of the step were not finite"
+        return self.why
 
     @property
     def extra_weights(self) -> Tensor:
@@ -100,10 +118,12 @@ class StepReport:
             "mean_extra_weight",
             "gap",
             "fallbacks",
+            "discarded",
+            "finite",
         )
         values = torch.stack([getattr(self, name).to(self.drift.dtype) for name in names])
         figures = dict(zip(names, values.tolist(), strict=True))  # SYNC: asked for
-        return figures | {"applied": float(self.applied)}
+        return figures | {"applied": float(self.weighed) * figures.pop("finite")}
 
 
 def _share_of_positive(values: Tensor) -> Tensor:

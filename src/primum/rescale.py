@@ -7,81 +7,88 @@ known before the step, so the last step's is used: it is measured after every st
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
-from primum.mailbox import Mailbox
-from primum.ranks import Ranks
-from primum.recipe import Recipe
-from primum.watch import Watch
+from primum.rules import Scalar, on_host, read, scalar
 
-PARALLEL = 0.8  # Squared cosine above which one factor tells what was done to the gradient.
+PARALLEL = 0.8  # Squared cosine above which one factor describes the change of the gradient.
 SAME = 1e-2  # A factor this close to 1 is taken for rounding: half precision has two digits.
 
 
 class Rescale:
-    """The factor between the gradients of backward and those of the step.
+    """Measures the factor between the gradients of backward and those of the step.
 
-    Compares the gradients that came by since the last step, as they were handed on, with those the
-    optimizer has just used: of the bias, or of the weight times a fixed vector. If the two vectors
-    are far from parallel (a mean over ranks, a tied weight), the factor stays as it was, 1 at
-    first. Nothing waits for the device.
+    Compares the gradients handed on since the last step with those that the optimizer has used: of
+    the bias, or of the weight times a fixed vector. If the two vectors are far from parallel (a
+    mean over ranks, a tied weight), the factor stays as it was, 1 at first. Nothing waits for the
+    device.
+
+    Args:
+        scaler: The loop's GradScaler, or None.
+        by_bias: Whether one optimizer steps the weight and a bias.
+
+    Attributes:
+        measured: The factor without the scaler's part; None before the first measurement.
     """
 
-    def __init__(self, owners: dict[str, Optimizer], scaler: Any = None) -> None:
+    def __init__(self, scaler: Any, *, by_bias: bool) -> None:
         if scaler is not None and not callable(getattr(scaler, "scale", None)):
             raise TypeError(f"scaler must be a torch.amp.GradScaler, got {type(scaler).__name__}")
         self.scaler = scaler
-        self.measured: Tensor | None = None  # the factor without the scaler's part
-        self._mailbox = Mailbox()
-        self._by_bias = owners.get("bias") is owners["weight"]
+        self.measured: Scalar | None = None
+        self._by_bias = by_bias
         self._probe: Tensor | None = None
         self._expected: Tensor | None = None
-        self._complete = True
-        self._task = -1
 
     @property
-    def factor(self) -> Tensor | None:
-        """What was measured last; None while that is 1, which the host may learn a step late."""
-        if self.measured is None or self._mailbox.read(self.measured) == 1:
-            return None
-        return self.measured
+    def factor(self) -> Scalar | None:
+        """What was measured last; None where it is known to be 1."""
+        known = not isinstance(self.measured, Tensor)
+        return None if known and self.measured == 1 else self.measured
 
-    def begin(self, head: nn.Linear) -> None:
-        """Gradients arrive. If none have accumulated, what came by before was thrown away.
+    def state(self) -> Tensor | None:
+        if self.measured is None or isinstance(self.measured, Tensor):
+            return None if self.measured is None else self.measured.clone()
+        return torch.tensor(self.measured, dtype=torch.float64)
 
-        Several may arrive in one backward pass, none of them accumulated yet.
-        """
-        task = torch._C._current_graph_task_id()
-        if task != self._task and head.weight.grad is None:
-            self.forget()
-        self._task = task
+    def load(self, state: Tensor | None, device: torch.device) -> None:
+        self.measured = None if state is None else scalar(state.to(device, copy=True))
 
-    def forget(self) -> None:
-        """No step was made, or will be, on what came by."""
-        self._expected, self._complete = None, True
+    @property
+    def expects(self) -> bool:
+        """Whether gradients were handed on that no step has used yet."""
+        return self._expected is not None
 
     def unscale(self, gradient: Tensor) -> Tensor | None:
-        """What the scaler's scale is to be undone by: a 0-dim tensor, or None without a scaler."""
+        """The inverse of the scaler's scale as a 0-dim tensor; None without a scaler."""
         if self.scaler is None:
             return None
         one = torch.ones((), device=gradient.device)
         scale: Tensor = self.scaler.scale(one)
         return scale.reciprocal()
 
+    def forget(self, kept: Tensor | None = None) -> None:
+        """Discard what was expected; with `kept`, only where that is False (a 0-dim tensor)."""
+        if kept is None or self._expected is None:
+            self._expected = None
+        else:
+            self._expected = torch.where(kept, self._expected, 0.0)
+
     def expect(
         self,
         handed_on: Tensor,
         features: Tensor,
         undo: Tensor | None,
-        ranks: Ranks | None = None,
+        mean: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        """Gradients of the head's output have been handed on. [B, ..., d_out], [B, ..., d].
+        """Note gradients that were handed on at the head's output. [B, ..., d_out], [B, ..., d].
 
-        `ranks` are those whose gradients will be averaged with these.
+        `undo` removes the loss scaling; `mean` averages over the ranks whose gradients will be.
         """
         dtype = _wide(handed_on)
         if self._by_bias:
@@ -91,38 +98,48 @@ class Rescale:
             rows, x = handed_on.reshape(-1, handed_on.shape[-1]), features.to(handed_on.dtype)
             vector = (rows.t() @ (x @ self._direction(x)).reshape(-1)).to(dtype)
         vector = vector if undo is None else vector * undo
-        if ranks is not None:
-            vector = ranks.sum(vector / ranks.size)
+        if mean is not None:
+            vector = mean(vector)
         self._expected = vector if self._expected is None else self._expected + vector
 
-    def abstain(self, like: Tensor, ranks: Ranks) -> None:
-        """Take part in a sum over ranks with nothing to say: then none of them measures."""
-        ranks.sum(like.new_full(like.shape[-1:], torch.nan, dtype=_wide(like)))
+    def miss(self, like: Tensor, mean: Callable[[Tensor], Tensor] | None = None) -> None:
+        """Mark gradients that were not noted: the coming step is not measured.
 
-    def miss(self) -> None:
-        """Gradients came by that are not accounted for: this step tells nothing."""
-        self._complete = False
+        Under `mean` this contributes NaN to the average, so that every rank skips it.
+        """
+        unknown = like.new_full(like.shape[-1:], torch.nan, dtype=_wide(like))
+        self._expected = unknown if mean is None else mean(unknown)
 
     @torch.no_grad()
     def after_step(self, head: nn.Linear, found_inf: Tensor | None = None) -> None:
-        """The optimizer has stepped on the gradients that are in `.grad` now, if all are finite."""
-        expected, complete = self._expected, self._complete
+        """Measure on the gradients in `.grad`, which the optimizer has just used."""
+        expected = self._expected
         self.forget()
         grad = head.bias.grad if self._by_bias else head.weight.grad
-        if expected is None or not complete or grad is None or grad.is_sparse:
+        if expected is None or grad is None or grad.is_sparse:
             return
         if len(grad) != len(expected):  # the head has been replaced by one of another size
             return
         used = (grad if self._by_bias else grad @ self._direction(grad)).to(expected)
         both, own, other = used.dot(expected), expected.dot(expected), used.dot(used)
+        if on_host(both):  # host memory: reading it is no sync, and saves operations
+            self._keep(read(both), read(own), read(other), found_inf)
+            return
         parallel = (both > 0) & (both.square() >= PARALLEL * own * other)
         ratio = both / own
         ratio = torch.where((ratio - 1).abs() < SAME, 1.0, ratio)
-        old = torch.ones_like(ratio) if self.measured is None else self.measured
-        told = parallel & ratio.isfinite()
+        known = parallel & ratio.isfinite()
         if found_inf is not None:
-            told = told & (found_inf == 0)
-        self.measured = torch.where(told, ratio, old)
+            known = known & (found_inf == 0)
+        self.measured = torch.where(known, ratio, 1.0 if self.measured is None else self.measured)
+
+    def _keep(self, both: float, own: float, other: float, found_inf: Tensor | None) -> None:
+        """The same on numbers of the host."""
+        parallel = both > 0 and both * both >= PARALLEL * own * other
+        skipped = found_inf is not None and bool(found_inf)
+        ratio = both / own if parallel else math.nan
+        if not skipped and math.isfinite(ratio):
+            self.measured = 1.0 if abs(ratio - 1) < SAME else ratio
 
     def _direction(self, like: Tensor) -> Tensor:
         """A vector that features of no particular structure are orthogonal to. [d_in].
@@ -138,36 +155,3 @@ class Rescale:
 
 def _wide(tensor: Tensor) -> torch.dtype:
     return torch.float64 if tensor.dtype == torch.float64 else torch.float32
-
-
-class Rollback:
-    """Puts the recipe's state back where a GradScaler skipped the step it was for.
-
-    A scaler skips silently. But `update()` gives it a new record of its optimizers, and if that is
-    new while the optimizer has not stepped, the steps since were skipped.
-    """
-
-    def __init__(self, recipe: Recipe, watch: Watch, rescale: Rescale) -> None:
-        self._recipe, self._watch, self._rescale = recipe, watch, rescale
-        self._kept: tuple[Any, int, dict[str, Any]] | None = None
-
-    def settle(self) -> None:
-        """Before the recipe is used or saved: undo what never happened."""
-        record = getattr(self._rescale.scaler, "_per_optimizer_states", None)
-        if record is None or not self._watch.counts:
-            return
-        steps = self._watch.steps
-        if self._kept is not None and self._kept[0] is not record:
-            if self._kept[1] == steps:
-                self._rescale.forget()
-            if self._kept[1] == steps or self._skipped():
-                self._recipe.load_state_dict(self._kept[2])
-            self._kept = None
-        if self._kept is None:
-            self._kept = record, steps, self._recipe.state_dict()
-
-    def _skipped(self) -> bool:
-        """Whether a fused optimizer made its last step without moving."""
-        found_inf = self._watch.found_inf
-        # SYNC: with fused optimizers and recipes that have a state, alone.
-        return bool(self._kept and self._kept[2]) and found_inf is not None and bool(found_inf)

@@ -85,9 +85,15 @@ def columns(matrix: Tensor, vector: Tensor) -> Tensor:
     return torch.cat((matrix, vector.unsqueeze(1)), 1)
 
 
-def _on_host(value: Tensor) -> bool:
+def on_host(value: Tensor) -> bool:
     """Whether `value` can be read without waiting for a device (and has data: no FakeTensor)."""
     return type(value) is Tensor and value.device.type == "cpu"
+
+
+def read(tensor: Tensor) -> float:
+    """The number in a scalar tensor of host memory: not a sync, and nothing is dispatched."""
+    number: Any = tensor
+    return float(number.tolist())
 
 
 def scalar(value: Scalar) -> Scalar:
@@ -98,9 +104,8 @@ def scalar(value: Scalar) -> Scalar:
     """
     if not isinstance(value, Tensor):
         return value
-    if _on_host(value):
-        number: Any = value.tolist()
-        return float(number)
+    if on_host(value):
+        return read(value)
     return value.to(torch.float32 if value.device.type == "mps" else torch.float64)
 
 

@@ -1,19 +1,23 @@
 """2 - What the optimizer is about to do to the head: its step and its gain.
 
-Group and state are read anew at every call, never cached and never modified. A class with a rule
+Group and state are read at every call, never cached and never modified. A class with a rule
 (`rules.py`) is predicted exactly; any other is dry-run on a copy (`dryrun.py`).
 """
+
+from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from primum.dryrun import dry_run, probe_of, unhooked
+from primum.compat import unhooked
+from primum.dryrun import dry_run, probe_of
 from primum.rules import RULES, Rule, Scalar, Seen, columns, scalar, sgd
 
 LEAST_SHARE = 1e-12  # Of the larger lr: a gain of 0 would divide by 0.
@@ -37,12 +41,18 @@ class Update:
     gain: Tensor | float
     lr: Tensor | float
 
+    def size(self, metric: str) -> Tensor:
+        """Length of the step: in the optimizer's own metric ("gain"), or "euclidean"."""
+        plain = metric == "euclidean" or (isinstance(self.gain, float) and self.gain == 1.0)
+        size: Tensor = (self.step if plain else self.step / self.gain**0.5).norm()
+        return size
+
 
 def predict(optimizer: Optimizer, param: Tensor, grad: Tensor) -> Update:
     """The update that `optimizer.step()` would make to `param` if its gradient were `grad`.
 
     Exact for the classes in `RULES` and for subclasses that keep their `step`; any other class is
-    dry-run. Group and state are read anew at every call; what is patched onto the instance's `step`
+    dry-run. Group and state are read at every call; what is patched onto the instance's `step`
     (by LR schedulers) is not looked at.
 
     Args:
@@ -58,7 +68,7 @@ def predict_head(
     owners: Mapping[str, Optimizer],
     grad: Tensor,
     *,
-    factor: Tensor | None = None,
+    factor: Scalar | None = None,
     rows: slice | None = None,
 ) -> Update:
     """The update of a linear head, weight and bias side by side, per unit of the larger lr.
@@ -94,17 +104,25 @@ def predict_head(
         _apply(*_seen(owners["bias"], bias, for_bias, rows)),
     )
     fractions = shares(parts[0].lr, parts[1].lr)
+    pairs = list(zip(parts, fractions, strict=True))
     return Update(
-        columns(*(part.step * share for part, share in zip(parts, fractions, strict=True))),
-        columns(
-            *(
-                torch.ones_like(part.step) * (part.gain * share)
-                for part, share in zip(parts, fractions, strict=True)
-            )
-        ),
+        columns(*(part.step * share for part, share in pairs)),
+        _gains([part.gain * share for part, share in pairs], grad),
         # The larger lr: one of these fractions is 1, the other may stand in for 0.
         (parts[0].lr + parts[1].lr) / (fractions[0] + fractions[1]),
     )
+
+
+def _gains(gains: list[Scalar], like: Tensor) -> Scalar:
+    """The gain of weight and bias: one number if equal, [1, d] if numbers, else [d_out, d]."""
+    of_weight, of_bias = gains
+    if not any(isinstance(gain, Tensor) for gain in gains) and of_weight == of_bias:
+        return of_weight
+    if all(not isinstance(gain, Tensor) or gain.dim() == 0 for gain in gains):
+        row = like.new_ones(1, like.shape[1])
+        return torch.cat((row[:, :-1] * of_weight, row[:, -1:] * of_bias), 1)
+    one = torch.ones_like(like)
+    return columns(one[:, :-1] * of_weight, one[:, -1] * of_bias)
 
 
 def sliceable(owners: Mapping[str, Optimizer]) -> bool:
@@ -113,7 +131,7 @@ def sliceable(owners: Mapping[str, Optimizer]) -> bool:
 
 
 def uniform(owners: Mapping[str, Optimizer]) -> bool:
-    """Whether the gain is one number, as far as the classes tell."""
+    """Whether the gain is the same for all outputs, judged by the classes alone."""
     return all(_rule_for(type(optimizer)) in (sgd, dry_run) for optimizer in owners.values())
 
 
@@ -212,7 +230,7 @@ def check_supported(optimizer: Optimizer, param: Tensor, name: str = "this param
     if any(p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in needed[1:]):
         raise TypeError(
             f"{kind.__name__} is not supported: its step needs a closure that evaluates the model "
-            "anew (as LBFGS does), so what it will do cannot be predicted; use SGD or AdamW"
+            "again (as LBFGS does), so what it will do cannot be predicted; use SGD or AdamW"
         )
     if rule is sgd and group["momentum"] != 0 and group["dampening"] >= 1:
         raise ValueError(f"dampening must be < 1 for gradients to count, got {group['dampening']}")
@@ -222,6 +240,12 @@ def check_supported(optimizer: Optimizer, param: Tensor, name: str = "this param
 
 def _rule_for(kind: type[Optimizer]) -> Rule:
     """The rule of a known class, or of a subclass that steps as its parent does; else a dry run."""
+    known: Any = kind  # a metaclass of torch's stubs says that classes cannot be hashed
+    return _rule_of(known, kind.step)
+
+
+@cache
+def _rule_of(kind: Any, step: Any) -> Rule:
     for known, rule in RULES.items():
         if issubclass(kind, known) and all(
             unhooked(getattr(kind, name)) is unhooked(getattr(known, name))

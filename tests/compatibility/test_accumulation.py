@@ -15,6 +15,7 @@ from compatibility.oracle import explicit, flat
 from loops import (
     ADAMW,
     BOTH,
+    PRECISE,
     SGD,
     batch,
     gradients,
@@ -41,7 +42,7 @@ class TestAccumulation:
     def test_micro_batches_of_different_sizes(self, kind: Any, options: Any) -> None:
         """Each counts by its share of the samples, as in one large batch."""
         model, optimizer = make(kind, options)
-        reducer = primum.attach(model, optimizer)
+        reducer = primum.attach(model, optimizer, **PRECISE)
         for number in range(3):
             optimizer.zero_grad()
             for part, rows in enumerate((12, 7, 5)):

@@ -60,7 +60,7 @@ def test_every_reason_of_the_core_is_told() -> None:
     told = []
     for source in (ROOT / "src" / "primum").glob("*.py"):
         for node in ast.walk(ast.parse(source.read_text())):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Hindrance":
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Plain":
                 told += [a.value for a in node.args if isinstance(a, ast.Constant)]
     elsewhere = ("the model is gone", "rank", "computed from others")
     told = [each for each in told if not any(words in each for words in elsewhere)]

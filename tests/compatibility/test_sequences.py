@@ -105,6 +105,7 @@ def test_time_first_takes_positions_for_samples() -> None:
     turned = inputs.transpose(0, 1)
     F.cross_entropy(model(turned).flatten(0, 1), labels.t().flatten()).backward()
     assert report_of(reducer).extra_weights.shape == (5,)
+    optimizer.step()
     optimizer.zero_grad()
     F.cross_entropy(model(turned.transpose(0, 1)).flatten(0, 1), labels.flatten()).backward()
     assert report_of(reducer).extra_weights.shape == (6,)

@@ -18,6 +18,7 @@ from diagnostics.scenes import (
 )
 from primum.diagnostics import Probe
 from primum.diagnostics.head import head_of, see_head
+from primum.pipeline import arguments
 from primum.recipe import Primum
 
 
@@ -38,7 +39,7 @@ def test_against_attach(name, kind, chunk_size):
     probe = scene(name, kind, chunk_size=chunk_size, head="head" if name == "attention" else None)
     report = as_attach_sees_it(probe, head="head" if name == "attention" else None)
     seen = see_head(probe)
-    close(seen.drift, report.drift)
+    close(seen.measure()[1], report.drift)
     close(seen.weigh(Primum()), report.extra_weights, 1e-6)
 
 
@@ -50,8 +51,8 @@ def test_other_recipes(kind):
 
 
 def test_uniform_gain_stays_one_number():
-    assert see_head(scene("cnn", "momentum")).head.gain == 1.0
-    assert see_head(scene("cnn", "AdamW")).head.gain.shape == (4, 7)
+    assert see_head(scene("cnn", "momentum")).measure()[0].gain == 1.0
+    assert see_head(scene("cnn", "AdamW")).measure()[0].gain.shape == (4, 7)
 
 
 def test_bias_with_its_own_learning_rate():
@@ -62,8 +63,8 @@ def test_bias_with_its_own_learning_rate():
     optimizer = optim.SGD(groups, lr=0.1, momentum=0.9)
     probe = Probe(probe.model, optimizer, cross_entropy, probe.inputs, probe.targets)
     report, seen = as_attach_sees_it(probe), see_head(probe)
-    assert seen.update.lr == 0.7
-    close(seen.drift, report.drift)
+    assert arguments(seen.head, seen.owners, seen.captured, Primum())[3] == 0.7
+    close(seen.measure()[1], report.drift)
     close(seen.weigh(Primum()), report.extra_weights, 1e-6)
 
 
@@ -93,8 +94,8 @@ def test_positions(kind):
     inputs, labels = torch.randn(6, 4, 5).double(), torch.randint(3, (6, 4))
     probe = Probe(model, optimizer, positions, inputs, labels, chunk_size=4)
     report, seen = as_attach_sees_it(probe), see_head(probe)
-    assert seen.head.features.shape == (6, 4, 7)
-    close(seen.drift, report.drift)
+    assert seen.measure()[0].features.shape == (6, 4, 7)
+    close(seen.measure()[1], report.drift)
     close(seen.weigh(Primum()), report.extra_weights, 1e-6)
 
 
@@ -105,11 +106,13 @@ def test_a_head_that_is_called_twice():
     inputs, labels = torch.randn(6, 4, 5).double(), torch.randint(3, (6, 4))
     probe = Probe(model, optimizer, positions, inputs, labels)
     seen = see_head(probe)
-    assert seen.head.features.shape == (6, 8, 7)
+    assert seen.measure()[0].features.shape == (6, 8, 7)
     total = cross_entropy(model(inputs).flatten(0, 1), labels.flatten())
     weight, bias = torch.autograd.grad(total, [model.head.weight, model.head.bias])
     step = -torch.cat((weight, bias.unsqueeze(1)), 1)
-    close(seen.update.step, step)
+    gram, drift = seen.measure()
+    close(drift, gram.along(step))
+    close(arguments(seen.head, seen.owners, seen.captured, Primum())[2], step.norm())
 
 
 def test_which_head():
@@ -118,7 +121,7 @@ def test_which_head():
     for given in ("3", probe.model[3]):
         other = Probe(*parts(probe), head=given)
         assert head_of(other) is probe.model[3]
-        assert see_head(other).head.features.shape == (ROWS, 9)
+        assert see_head(other).measure()[0].features.shape == (ROWS, 9)
     with pytest.raises(ValueError, match=r"head must be an nn\.Linear, got '2'; pass head= one of"):
         see_head(Probe(*parts(probe), head="2"))
 
@@ -148,7 +151,7 @@ def test_nothing_is_disturbed_and_waiting_gradients_do_not_count():
     with undisturbed(probe):
         found = see_head(probe)
     assert reducer.last is None
-    assert torch.equal(found.drift, expected.drift)
+    assert torch.equal(found.measure()[1], expected.measure()[1])
 
 
 def test_an_error_leaves_no_hook_behind():

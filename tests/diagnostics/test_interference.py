@@ -24,8 +24,8 @@ from diagnostics.scenes import (
 from primum.diagnostics import Probe, first_order, measure
 from primum.diagnostics.head import see_head
 from primum.diagnostics.layers import layers_of
-from primum.gram import matrix_of
-from primum.problem import Problem
+from primum.pipeline import arguments
+from primum.recipe import Primum
 
 # Of the step, found as a difference of parameters: it loses digits to the size of the parameters.
 OF_A_DIFFERENCE = 1e-8
@@ -116,14 +116,13 @@ def test_two_optimizers():
 def test_the_last_layer_is_the_head_as_the_core_sees_it(kind):
     probe = scene("cnn", kind)
     found, seen = measure(probe), see_head(probe)
-    close(found.gram[-1], matrix_of(seen.head))
-    close(found.drift[-1], seen.drift)
-    ours, core = (
-        found.problem(-1, radius=0.3),
-        Problem.of_head(seen.head, seen.update.step, seen.drift, radius=0.3),
-    )
-    close(ours.reach, core.reach)
-    close(ours.gram.diagonal, core.gram.diagonal)
+    gram, drift = seen.measure()
+    close(found.gram[-1], gram.dense().matrix)
+    close(found.drift[-1], drift)
+    ours = found.problem(-1, radius=0.3)
+    core, _, size, _ = arguments(seen.head, seen.owners, seen.captured, Primum())
+    close(ours.reach, 0.3 * size)
+    close(ours.gram.diagonal, core.diagonal)
 
 
 def test_the_problem_of_all_layers_is_the_sum():

@@ -125,7 +125,7 @@ def test_float64_after_float32_keeps_its_digits():
         exact.extra_weights.double(), exact.objective.double(), 20, exact.solution.evidence
     )
     drift = torch.tensor([0.1], dtype=torch.float64)
-    meter.update(primum.StepReport(solution, drift, exact.fallbacks, applied=True))
+    meter.update(replace(exact, solution=solution, drift=drift))
     assert meter.table()["harm_before"] == [pytest.approx(0.1, rel=1e-6), 0.1]
 
 

@@ -46,7 +46,8 @@ def reports(recipe="primum", kind=optim.SGD, steps=3, rows=32):
 def made(drift, after, weights, objective=1.0, bound=0.5, fallbacks=0) -> StepReport:
     evidence = Evidence(torch.tensor(bound), torch.tensor(after))
     solution = Solution(torch.tensor(weights), torch.tensor(objective), 20, evidence)
-    return StepReport(solution, torch.tensor(drift), torch.tensor(fallbacks), applied=True)
+    counts = torch.tensor(fallbacks), torch.tensor(0)
+    return StepReport(solution, torch.tensor(drift), *counts, weighed=True)
 
 
 @pytest.mark.parametrize("recipe", ["primum", "paper"])

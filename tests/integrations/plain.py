@@ -23,6 +23,7 @@ FIGURES = {
     "primum/mean_extra_weight",
     "primum/gap",
     "primum/fallbacks",
+    "primum/discarded",
     "primum/applied",
 }
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {

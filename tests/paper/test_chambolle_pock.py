@@ -6,7 +6,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from paper import transcribed
-from primum.gram import Head
+from primum.gram import MatrixFree
 from primum.paper.chambolle_pock import PaperProblem, chambolle_pock, warm_start
 from primum.paper.exact import exact_weights
 from primum.paper.low_rank import gram_matrices
@@ -29,7 +29,7 @@ def random_problem(seed: int, same: bool = False) -> tuple[PaperProblem, torch.T
 
 def from_training(moment) -> tuple[PaperProblem, torch.Tensor]:
     moment = moment.double()
-    head = Head(moment.features, moment.output_gradients, moment.gain, has_bias=True)
+    head = MatrixFree(moment.features, moment.output_gradients, moment.gain, has_bias=True)
     gram, metric = gram_matrices(head, 5)
     reach_squared = 0.04 * moment.step.square().sum()
     return PaperProblem(gram, metric, moment.drift, reach_squared), torch.linalg.eigvalsh(gram)[-1]

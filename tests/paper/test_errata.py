@@ -11,20 +11,22 @@ import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_digits
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import AdamW
 
 import primum
+from oracles import ask
 from paper import transcribed
 from paper.explicit import per_sample_gradients
 from paper.test_chambolle_pock import random_problem
-from primum.gram import Head
+from primum.gram import Gram, MatrixFree
 from primum.paper import Paper
 from primum.paper.chambolle_pock import PaperProblem, chambolle_pock
 from primum.paper.exact import exact_weights
 from primum.paper.low_rank import gram_matrices
 from primum.problem import Solution
+from primum.rules import Scalar
 from primum.update import Update
 
 
@@ -32,8 +34,8 @@ def of(captured, optimizer: str, batch: int) -> list:
     return [m.double() for m in captured if (m.optimizer, m.batch) == (optimizer, batch)]
 
 
-def head_of(moment) -> Head:
-    return Head(moment.features, moment.output_gradients, moment.gain, has_bias=True)
+def head_of(moment) -> MatrixFree:
+    return MatrixFree(moment.features, moment.output_gradients, moment.gain, has_bias=True)
 
 
 def distance(found: torch.Tensor, exact: torch.Tensor) -> float:
@@ -87,14 +89,14 @@ def test_erratum_a_gain_of_rank_five_is_not_positive(captured):
 
 
 class Keeper(Paper):
-    """The paper's recipe, with the heads it was given kept."""
+    """The paper's recipe, with the Gram operators it was given kept."""
 
-    def __call__(self, head: Head, update: Update, drift: torch.Tensor) -> Solution:
-        self.heads = [*getattr(self, "heads", []), head]
-        return super().__call__(head, update, drift)
+    def __call__(self, gram: Gram, drift: Tensor, size: Tensor, lr: Scalar) -> Solution:
+        self.grams = [*getattr(self, "grams", []), gram]
+        return super().__call__(gram, drift, size, lr)
 
 
-def transformer_heads() -> list[Head]:
+def transformer_heads() -> list[MatrixFree]:
     """A small transformer on digits under AdamW: its head, with 32 inputs, at every step."""
     pixels, digits = load_digits(return_X_y=True)
     tokens, labels = torch.tensor(pixels).float().view(-1, 8, 8) / 8 - 1, torch.tensor(digits)
@@ -110,7 +112,7 @@ def transformer_heads() -> list[Head]:
                 optimizer.zero_grad()
                 cross_entropy(model(tokens[batch]), labels[batch]).backward()
                 optimizer.step()
-    return keeper.heads
+    return keeper.grams
 
 
 def test_erratum_five_ranks_keep_no_two_percent(captured):
@@ -217,7 +219,7 @@ def test_erratum_the_problem_divides_by_a_learning_rate_of_zero(captured):
     moment = of(captured, "SGD", 32)[0]
     with np.errstate(invalid="ignore"), pytest.raises(ZeroDivisionError):
         transcribed.PaperByHand().step(head_of(moment), Update(moment.step, 1.0, 0.0))
-    found = Paper()(head_of(moment), Update(moment.step, 1.0, 0.0), moment.drift)
+    found = ask(Paper(), head_of(moment), Update(moment.step, 1.0, 0.0), moment.drift)
     assert torch.equal(found.extra_weights, torch.zeros_like(moment.drift))
 
 
@@ -305,12 +307,13 @@ def test_erratum_the_reported_reduction_adds_uphill(captured, optimizer):
     for moment in of(captured, optimizer, 32):
         rows = (moment.output_gradients.unsqueeze(2) * moment.features.unsqueeze(1)).flatten(1)
         step, gain = moment.step.flatten(), (moment.gain * torch.ones_like(moment.step)).flatten()
-        found = Paper()(head_of(moment), Update(moment.step, moment.gain, 0.1), moment.drift)
+        update = Update(moment.step, moment.gain, 0.1)
+        found = ask(Paper(), head_of(moment), update, moment.drift)
         if found.extra_weights.max() > 1e-3:
             pull = rows.t() @ found.extra_weights
             plain, literal, meant = (
-                (rows @ update).clamp_min(0).sum()
-                for update in (step, step + pull, step - gain * pull)
+                (rows @ moved).clamp_min(0).sum()
+                for moved in (step, step + pull, step - gain * pull)
             )
             assert literal > plain > meant
             weighted += 1

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from primum.gram import Head
+from primum.gram import MatrixFree
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
@@ -29,7 +29,7 @@ def test_errors_are_relative_and_vanish_at_full_rank(gain_rank, rng):
     features = torch.randn(6, 5, generator=rng)
     features[:, -1] = 1
     gradients, gain = torch.randn(6, 3, generator=rng), torch.rand(3, 5, generator=rng) + 0.1
-    found = gain_rank.errors(Head(features, gradients, gain, has_bias=True))
+    found = gain_rank.errors(MatrixFree(features, gradients, gain, has_bias=True))
     rows = (gradients.unsqueeze(2) * features.unsqueeze(1)).flatten(1).double()
     u, s, vh = torch.linalg.svd(gain[:, :-1].double(), full_matrices=False)
     rough = gain.double().clone()

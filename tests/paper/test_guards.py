@@ -82,7 +82,7 @@ def test_both_guards_on_captured_training(captured):
             for moment in captured:
                 if (moment.optimizer, moment.batch) != (optimizer, batch):
                     continue
-                gram, _ = gram_matrices(moment.double().head, 5)
+                gram, _ = gram_matrices(moment.double().gram, 5)
                 guarded, norm, average = condition_guard(gram, average, RNG)
                 by_hand, lam_max, kappa_bar = transcribed.precondition(gram.numpy(), kappa_bar)
                 scale = lam_max * 1e-9

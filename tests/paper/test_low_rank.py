@@ -7,7 +7,7 @@ from torch import nn
 
 from paper import transcribed
 from paper.explicit import per_sample_gradients
-from primum.gram import Head
+from primum.gram import MatrixFree
 from primum.paper.low_rank import gram_matrices, low_rank, weighted_gram
 
 BATCH, D_IN, D_OUT = 12, 7, 5
@@ -63,7 +63,7 @@ def test_weighted_gram_follows_pseudocode_2(rank):
 def test_at_full_rank_both_matrices_are_those_of_explicit_gradients(bias):
     features, gradients, rows = explicit(bias)
     gain = a_gain(features.shape[1])
-    gram, metric = gram_matrices(Head(features, gradients, gain, bias), D_OUT)
+    gram, metric = gram_matrices(MatrixFree(features, gradients, gain, has_bias=bias), D_OUT)
     torch.testing.assert_close(gram, (rows * flat(gain, bias)) @ rows.t())
     torch.testing.assert_close(metric, (rows * flat(gain, bias) ** 2) @ rows.t())
 
@@ -72,7 +72,7 @@ def test_gain_and_squared_gain_are_approximated_each_by_itself():
     """The square of a rank-r gain would be another matrix, of rank up to r^2."""
     features, gradients, rows = explicit()
     gain = a_gain(D_IN + 1)
-    _, metric = gram_matrices(Head(features, gradients, gain, True), 2)
+    _, metric = gram_matrices(MatrixFree(features, gradients, gain, has_bias=True), 2)
     u, s, vh = np.linalg.svd(gain[:, :-1].numpy() ** 2, full_matrices=False)
     square = torch.from_numpy((u[:, :2] * s[:2]) @ vh[:2])
     both = torch.cat([square.flatten(), gain[:, -1] ** 2])
@@ -84,7 +84,7 @@ def test_the_bias_is_exact_at_any_rank():
     features, gradients, _ = explicit()
     features[:, :-1] = 0
     gain = a_gain(D_IN + 1)
-    gram, metric = gram_matrices(Head(features, gradients, gain, True), 1)
+    gram, metric = gram_matrices(MatrixFree(features, gradients, gain, has_bias=True), 1)
     torch.testing.assert_close(gram, (gradients * gain[:, -1]) @ gradients.t())
     torch.testing.assert_close(metric, (gradients * gain[:, -1] ** 2) @ gradients.t())
 
@@ -92,7 +92,7 @@ def test_the_bias_is_exact_at_any_rank():
 @pytest.mark.parametrize("bias", [True, False])
 def test_plain_sgd_has_one_matrix_for_both(bias):
     features, gradients, rows = explicit(bias)
-    gram, metric = gram_matrices(Head(features, gradients, 1.0, bias), 5)
+    gram, metric = gram_matrices(MatrixFree(features, gradients, 1.0, has_bias=bias), 5)
     assert metric is gram
     torch.testing.assert_close(gram, rows @ rows.t())
 
@@ -100,7 +100,7 @@ def test_plain_sgd_has_one_matrix_for_both(bias):
 @pytest.mark.parametrize("gain", [1.9, torch.tensor(1.9, dtype=torch.float64)])
 def test_nesterov_has_two_that_are_proportional(gain):
     features, gradients, rows = explicit()
-    gram, metric = gram_matrices(Head(features, gradients, gain, True), 5)
+    gram, metric = gram_matrices(MatrixFree(features, gradients, gain, has_bias=True), 5)
     torch.testing.assert_close(gram, 1.9 * rows @ rows.t())
     torch.testing.assert_close(metric, 1.9**2 * rows @ rows.t())
 
@@ -111,7 +111,7 @@ def test_sequences_are_formed_exactly():
     gradients = torch.randn(4, 3, D_OUT, generator=rng, dtype=torch.float64)
     rows = torch.einsum("bto,bti->boi", gradients, features).flatten(1)
     gain = a_gain(D_IN)
-    gram, metric = gram_matrices(Head(features, gradients, gain), 1)
+    gram, metric = gram_matrices(MatrixFree(features, gradients, gain), 1)
     torch.testing.assert_close(gram, (rows * gain.flatten()) @ rows.t())
     torch.testing.assert_close(metric, (rows * gain.flatten() ** 2) @ rows.t())
 

@@ -11,10 +11,11 @@ from torch import nn
 from torch.optim import SGD, AdamW
 
 import primum
+from oracles import ask
 from paper.explicit import per_sample_gradients
 from paper.test_chambolle_pock import NoSync
 from paper.transcribed import PaperByHand
-from primum.gram import Head
+from primum.gram import MatrixFree
 from primum.paper import Paper, PaperSettings
 from primum.paper import recipe as recipe_module
 from primum.paper.low_rank import gram_matrices
@@ -56,15 +57,15 @@ OTHER = {
 }
 
 
-def run_of(captured, optimizer: str, batch: int) -> list[tuple[Head, Update, torch.Tensor]]:
+def run_of(captured, optimizer: str, batch: int) -> list[tuple[MatrixFree, Update, torch.Tensor]]:
     """The moments of one training run in float64, as the reducer hands them to a recipe."""
     run = []
     for moment in captured:
         if (moment.optimizer, moment.batch) == (optimizer, batch):
             m = moment.double()
-            head = Head(m.features, m.output_gradients, m.gain, has_bias=True)
+            gram = MatrixFree(m.features, m.output_gradients, m.gain, has_bias=True)
             update = Update(m.step, m.gain, LR[optimizer])
-            run.append((head, update, head.along(m.step)))
+            run.append((gram, update, gram.along(m.step)))
     return run
 
 
@@ -100,9 +101,9 @@ def test_follows_the_paper_over_a_run(captured, optimizer, batch):
     in which numpy and torch differ: its smallest value, and so the condition, is not compared.
     """
     ours, by_hand, tolerance = Paper(), PaperByHand(), 1e-4 if batch == 512 else 1e-6
-    for head, update, drift in run_of(captured, optimizer, batch):
-        solution = ours(head, update, drift)
-        expected = by_hand.step(head, update)
+    for gram, update, drift in run_of(captured, optimizer, batch):
+        solution = ask(ours, gram, update, drift)
+        expected = by_hand.step(gram, update)
         np.testing.assert_allclose(solution.extra_weights.numpy(), expected, atol=tolerance)
     averages = ours.state_dict()["averages"]
     assert averages["spike"].item() == pytest.approx(by_hand.ema_dg, rel=1e-9)
@@ -113,7 +114,7 @@ def test_follows_the_paper_over_a_run(captured, optimizer, batch):
             assert averages["condition_2"].item() == pytest.approx(by_hand.kappa_bar_2, rel=1e-4)
 
 
-def eventful_run() -> list[tuple[Head, Update, torch.Tensor]]:
+def eventful_run() -> list[tuple[MatrixFree, Update, torch.Tensor]]:
     """Made up so that every setting matters: well conditioned, with a spike and with duplicates."""
     rng = torch.Generator().manual_seed(0)
 
@@ -127,9 +128,9 @@ def eventful_run() -> list[tuple[Head, Update, torch.Tensor]]:
         if i == 5:
             features[1], gradients[1] = features[0], gradients[0]
         gain = normal(6, 120).exp()
-        head = Head(features, gradients, gain, has_bias=True)
+        gram = MatrixFree(features, gradients, gain, has_bias=True)
         step = normal(6, 120) - gain * (gradients.t() @ features)
-        run.append((head, Update(step, gain, 1.5 if i == 3 else 0.5), head.along(step)))
+        run.append((gram, Update(step, gain, 1.5 if i == 3 else 0.5), gram.along(step)))
     return run
 
 
@@ -138,21 +139,21 @@ def test_every_setting_does_what_it_says(name):
     """Each alone moved away from the paper's value."""
     settings = PaperSettings(**{name: OTHER[name]})
     ours, by_hand, default, differs = Paper(settings), PaperByHand(settings), Paper(), 0.0
-    for head, update, drift in eventful_run():
-        found = ours(head, update, drift).extra_weights
+    for gram, update, drift in eventful_run():
+        found = ask(ours, gram, update, drift).extra_weights
         # Lanczos magnifies rounding, see above.
         tolerance = 1e-5 if name == "exact_spectrum_up_to" else 1e-9
-        np.testing.assert_allclose(found.numpy(), by_hand.step(head, update), atol=tolerance)
-        differs += (found - default(head, update, drift).extra_weights).abs().sum().item()
+        np.testing.assert_allclose(found.numpy(), by_hand.step(gram, update), atol=tolerance)
+        differs += (found - ask(default, gram, update, drift).extra_weights).abs().sum().item()
     assert differs > 1e-3
 
 
 def test_the_report_is_on_the_problem_before_the_guards():
     recipe = Paper()
-    for head, update, drift in eventful_run():
-        solution = recipe(head, update, drift)
-        gram, _ = gram_matrices(head, 5)
-        after = drift - gram @ solution.extra_weights
+    for gram, update, drift in eventful_run():
+        solution = ask(recipe, gram, update, drift)
+        matrix, _ = gram_matrices(gram, 5)
+        after = drift - matrix @ solution.extra_weights
         torch.testing.assert_close(solution.drift_after, after, rtol=1e-9, atol=1e-12)
         assert solution.objective.item() == pytest.approx(after.clamp_min(0).sum().item())
         assert solution.lower_bound.isnan()  # the method has no certificate
@@ -168,7 +169,7 @@ def test_the_spectral_norm_is_reused(captured, monkeypatch):
     )
     for optimizer, expected in (("SGD", [32]), ("AdamW", [32, 32])):
         sizes.clear()
-        Paper()(*run_of(captured, optimizer, 32)[5])
+        ask(Paper(), *run_of(captured, optimizer, 32)[5])
         assert sizes == expected
         problem, norm = norms[-1]
         assert norm.item() == pytest.approx(np.linalg.norm(problem.gram.numpy(), 2), rel=1e-10)
@@ -243,8 +244,8 @@ def test_attached_it_is_algorithm_1(name, batch):
         outputs.requires_grad_()
         nn.functional.cross_entropy(outputs, labels).backward()
         features = nn.functional.pad(model[:-1](inputs).detach(), (0, 1), value=1.0)
-        head = Head(features, outputs.grad, gain, has_bias=True)
-        expected = by_hand.step(head, Update(step, gain, stepper.param_groups[0]["lr"]))
+        gram = MatrixFree(features, outputs.grad, gain, has_bias=True)
+        expected = by_hand.step(gram, Update(step, gain, stepper.param_groups[0]["lr"]))
         np.testing.assert_allclose(found.numpy(), expected, atol=1e-6)
         weighted += (found > 1e-3).sum().item()
 
@@ -320,22 +321,22 @@ def test_a_resumed_run_continues_bit_for_bit(name, batch):
 @pytest.mark.parametrize("optimizer", ["SGD", "AdamW"])
 def test_lr_of_zero_gives_no_extra_weights(captured, optimizer):
     """As at the start of a warm-up; the run goes on from there."""
-    (head, update, drift), *_ = run_of(captured, optimizer, 32)
+    (gram, update, drift), *_ = run_of(captured, optimizer, 32)
     recipe, later = Paper(), Paper()
-    still = recipe(head, replace(update, lr=0.0), drift)
+    still = ask(recipe, gram, replace(update, lr=0.0), drift)
     assert torch.equal(still.extra_weights, torch.zeros_like(drift))
     assert torch.equal(still.drift_after, drift)
     assert still.objective.isfinite()
-    moving = recipe(head, update, drift).extra_weights
-    torch.testing.assert_close(moving, later(head, update, drift).extra_weights)
+    moving = ask(recipe, gram, update, drift).extra_weights
+    torch.testing.assert_close(moving, ask(later, gram, update, drift).extra_weights)
     assert moving.max() > 0
 
 
 @pytest.mark.parametrize("lr", [torch.tensor(0.1), torch.tensor([0.1], dtype=torch.float64)])
 def test_lr_may_be_a_tensor(captured, lr):
-    head, update, drift = run_of(captured, "SGD", 32)[3]
-    expected = Paper()(head, replace(update, lr=0.1), drift).extra_weights
-    found = Paper()(head, replace(update, lr=lr), drift).extra_weights
+    gram, update, drift = run_of(captured, "SGD", 32)[3]
+    expected = ask(Paper(), gram, replace(update, lr=0.1), drift).extra_weights
+    found = ask(Paper(), gram, replace(update, lr=lr), drift).extra_weights
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)  # 0.1 in float32
 
 
@@ -345,30 +346,32 @@ def test_a_step_that_is_not_finite_leaves_no_trace(captured, optimizer, value):
     """First, in the middle: as if it had not happened, but for its report."""
     steps = run_of(captured, optimizer, 32)
     expected, found = Paper(), Paper()
-    head, update, _ = steps[0]
-    broken = replace(head, features=head.features.clone())
-    broken.features[3, 2] = value
+    gram, update, _ = steps[0]
+    features = gram.features.clone()
+    features[3, 2] = value
+    broken = MatrixFree(features, gram.output_gradients, gram.gain, has_bias=True)
     for i, step in enumerate(steps[:3]):
         if i in (0, 2):
-            trouble = found(broken, update, broken.along(update.step))
+            trouble = ask(found, broken, update, broken.along(update.step))
             assert trouble.objective.isposinf()
             assert torch.equal(trouble.extra_weights, torch.zeros(32, dtype=torch.float64))
-        assert torch.equal(found(*step).extra_weights, expected(*step).extra_weights)
+        again, usual = ask(found, *step), ask(expected, *step)
+        assert torch.equal(again.extra_weights, usual.extra_weights)
     assert found.state_dict()["averages"] == expected.state_dict()["averages"]
 
 
 def test_a_drift_that_is_infinite_is_trouble_too(captured):
-    head, update, drift = run_of(captured, "SGD", 32)[0]
+    gram, update, drift = run_of(captured, "SGD", 32)[0]
     drift[5] = torch.inf
-    trouble = Paper()(head, update, drift)
+    trouble = ask(Paper(), gram, update, drift)
     assert trouble.objective.isposinf()
     assert torch.equal(trouble.extra_weights, torch.zeros_like(drift))
 
 
 def test_without_a_radius_nothing_is_solved_or_remembered(captured):
     recipe = Paper(PaperSettings(radius=0.0))
-    head, update, drift = run_of(captured, "SGD", 32)[0]
-    solution = recipe(head, update, drift)
+    gram, update, drift = run_of(captured, "SGD", 32)[0]
+    solution = ask(recipe, gram, update, drift)
     assert solution.iterations == 0
     assert torch.equal(solution.drift_after, drift)
     assert recipe.state_dict() == {"calls": 0, "averages": {}}
@@ -391,12 +394,12 @@ def test_a_poisoned_batch_falls_back_to_plain_gradients(name):
 def test_gradients_of_zero_are_no_trouble(gain, rng):
     """No weights, and no condition number that could enter the average."""
     features, gradients = torch.ones(4, 5), torch.randn(4, 3, generator=rng)
-    usual = Head(features * torch.rand(4, 5, generator=rng), gradients, gain, has_bias=True)
-    nothing = Head(features, torch.zeros(4, 3), gain, has_bias=True)
+    usual = MatrixFree(features * torch.rand(4, 5, generator=rng), gradients, gain, has_bias=True)
+    nothing = MatrixFree(features, torch.zeros(4, 3), gain, has_bias=True)
     recipe = Paper()
-    recipe(usual, Update(torch.ones(3, 5), gain, 0.1), usual.along(torch.ones(3, 5)))
+    ask(recipe, usual, Update(torch.ones(3, 5), gain, 0.1), usual.along(torch.ones(3, 5)))
     before = recipe.state_dict()["averages"]
-    solution = recipe(nothing, Update(torch.zeros(3, 5), gain, 0.1), torch.zeros(4))
+    solution = ask(recipe, nothing, Update(torch.zeros(3, 5), gain, 0.1), torch.zeros(4))
     assert torch.equal(solution.extra_weights, torch.zeros(4))
     assert solution.objective == 0
     after = recipe.state_dict()["averages"]
@@ -412,7 +415,7 @@ def test_leaves_the_global_generator_alone_and_waits_for_nothing(captured, optim
     before = torch.get_rng_state()
     for step in steps:
         with NoSync():
-            recipe(*step)
+            ask(recipe, *step)
     assert torch.equal(before, torch.get_rng_state())
 
 

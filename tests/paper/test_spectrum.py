@@ -59,7 +59,7 @@ def test_as_many_iterations_as_samples_give_the_whole_spectrum(batch):
 def test_ritz_values_lie_inside_the_spectrum_of_captured_matrices(captured):
     for moment in captured:
         if moment.batch == 512 and moment.number in (0, 8, 64):
-            matrix = gram_matrices(moment.double().head, 10)[0]  # full rank: no approximation
+            matrix = gram_matrices(moment.double().gram, 10)[0]  # full rank: no approximation
             smallest, largest = extremal_eigenvalues(matrix, torch.Generator().manual_seed(0))
             spectrum = np.linalg.eigvalsh(matrix.numpy())
             assert largest.item() == pytest.approx(spectrum[-1], rel=1e-6)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from primum.gram import Head
+from primum.gram import MatrixFree
 from primum.paper.recipe import PaperSettings
 from primum.update import Update
 
@@ -128,7 +128,7 @@ class PaperByHand:
     kappa_bar_2: float | None = None
     t: int = 0
 
-    def step(self, head: Head, update: Update) -> np.ndarray:
+    def step(self, head: MatrixFree, update: Update) -> np.ndarray:
         """Extra weights. The last column of the head's features belongs to the bias."""
         own, lr = self.settings, float(update.lr)
         x, g = head.features.numpy()[:, :-1], head.output_gradients.numpy()

@@ -10,55 +10,52 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import grad
-from torch.nn.functional import pad
 from torch.optim import Optimizer
 
+from primum.compat import parameter
 from primum.diagnostics.gradients import loss_of_one, over_chunks
 from primum.diagnostics.probe import Probe
 from primum.find import candidates, find_head, is_linear
-from primum.gram import Head
-from primum.recipe import Recipe
-from primum.rules import columns
-from primum.update import Update, predict, shares
+from primum.gram import MatrixFree
+from primum.pipeline import Captured, arguments, weigh
+from primum.recipe import Primum, Recipe
 
 
 @dataclass(frozen=True, eq=False)
 class SeenHead:
-    """A recipe's arguments: the head's share of the backward pass, its update, its drift [B]."""
+    """The head's share of a backward pass, as a recipe would be given it."""
 
-    head: Head
-    update: Update
-    drift: Tensor
+    head: nn.Linear
+    owners: Mapping[str, Optimizer]
+    captured: Captured
 
     def weigh(self, recipe: Recipe) -> Tensor:
         """The extra weights that a recipe gives. [B]."""
-        return recipe(self.head, self.update, self.drift).extra_weights
+        return weigh(self.head, self.owners, self.captured, recipe)[1].extra_weights
+
+    def measure(self) -> tuple[MatrixFree, Tensor]:
+        """The Gram operator of the head, and the drift. [B, B], [B]."""
+        gram, drift, _, _ = arguments(self.head, self.owners, self.captured, Primum(radius=0))
+        assert isinstance(gram, MatrixFree)
+        return gram, drift
 
 
 def see_head(probe: Probe) -> SeenHead:
-    """The head's input and the gradient at its output, and the step it is about to take.
+    """The head's input and the gradient at its output; gradients in `.grad` do not count.
 
-    The reducer's hooks sleep under `torch.func`. Here a hook adds a zero to the head's output, and
-    the gradient with respect to that zero is the gradient at the output.
+    The reducer's hooks do nothing under `torch.func`. Here a hook adds a zero to the head's output,
+    and the gradient with respect to that zero is the gradient at the output.
     """
     linear = head_of(probe)
-    owners: dict[Tensor | None, Optimizer] = dict(probe.moved.values())
-    weight, bias = linear.weight, linear._parameters.get("bias")
-    if weight not in owners:
+    optimizers: dict[Tensor | None, Optimizer] = dict(probe.moved.values())
+    parts: dict[str, Tensor | None] = {"weight": linear.weight, "bias": parameter(linear, "bias")}
+    owners = {name: optimizers[part] for name, part in parts.items() if part in optimizers}
+    if "weight" not in owners:
         raise ValueError("the head's weight is frozen, or no optimizer of the probe holds it")
     features, gradients = _factors(probe, linear)
-    if bias in owners:
-        features = pad(features, (0, 1), value=1.0)
-    total = probe.sign * (gradients.flatten(0, -2).t() @ features.flatten(0, -2))
-    if bias is None or bias not in owners:
-        update = predict(owners[weight], weight, total)
-    else:
-        update = _side_by_side(
-            predict(owners[weight], weight, total[:, :-1]),
-            predict(owners[bias], bias, total[:, -1]),
-        )
-    head = Head(features, gradients, update.gain, has_bias=bias in owners)
-    return SeenHead(head, update, head.along(update.step))
+    # The probe's losses are minus what a maximizing optimizer raises.
+    captured = Captured(features, probe.sign * gradients, accumulated=0.0)
+    return SeenHead(linear, owners, captured)
 
 
 def head_of(probe: Probe) -> nn.Linear:
@@ -72,19 +69,6 @@ def head_of(probe: Probe) -> nn.Linear:
             f"head must be an nn.Linear, got {probe.head!r}; {candidates(probe.model)}"
         )
     return found
-
-
-def _side_by_side(weight: Update, bias: Update) -> Update:
-    """As `predict_head`, but gradients that wait in `.grad` do not count."""
-    parts = (weight, bias)
-    fractions = shares(weight.lr, bias.lr)
-    step = columns(*(p.step * f for p, f in zip(parts, fractions, strict=True)))
-    gains = [p.gain * f for p, f in zip(parts, fractions, strict=True)]
-    lr = max((weight.lr, bias.lr), key=float)  # SYNC: if it is on a device
-    if not any(isinstance(gain, Tensor) for gain in gains) and gains[0] == gains[1]:
-        return Update(step, gains[0], lr)
-    wide = (torch.ones_like(p.step) * gain for p, gain in zip(parts, gains, strict=True))
-    return Update(step, columns(*wide), lr)
 
 
 def _factors(probe: Probe, linear: nn.Linear) -> tuple[Tensor, Tensor]:

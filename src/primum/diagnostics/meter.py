@@ -102,7 +102,7 @@ class InterferenceMeter:
             step = self._steps[-1] + 1 if self._steps else 0
         self._steps.append(step)
         self._batch_sizes.append(len(report.drift))
-        self._applied.append(report.applied)
+        self._applied.append(report.weighed)  # `applied` would wait for the device
         self._last = weakref.ref(report)
         self._waiting.append((report, ids))
         if len(self._waiting) >= AT_ONCE:
@@ -114,10 +114,11 @@ class InterferenceMeter:
         known: dict[str, list[int] | list[bool] | list[float]] = {
             "step": list(self._steps),
             "batch_size": list(self._batch_sizes),
-            "applied": list(self._applied),
         }
         columns = dict(zip(FIGURES, figures.unbind(1), strict=True))
         columns["gap"] = gap_of(columns)
+        finite = (columns["objective"] < torch.inf).tolist()
+        known["applied"] = [own and good for own, good in zip(self._applied, finite, strict=True)]
         return known | {name: column.tolist() for name, column in columns.items()}
 
     def samples(self) -> dict[str, list[int] | list[float]]:

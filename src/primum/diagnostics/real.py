@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from primum.compat import unhooked
 from primum.diagnostics.gradients import randomness, sample_losses
 from primum.diagnostics.interference import FirstOrder, first_order
 from primum.diagnostics.probe import Probe
-from primum.dryrun import unhooked
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,6 +24,7 @@ FIGURES = (
     "objective",
     "lower_bound",
     "fallbacks",
+    "discarded",
 )
 TOTALS = ("seen", "harmed_before", "harmed_after", "extra_weight")
 
@@ -52,6 +53,7 @@ def figures_of(reports: Sequence[StepReport]) -> Tensor:
         torch.stack([report.objective for report in reports]),
         torch.stack([report.lower_bound for report in reports]),
         torch.stack([report.fallbacks for report in reports]).to(harm.dtype),
+        torch.stack([report.discarded for report in reports]).to(harm.dtype),
     )
     return torch.stack(columns, 1)
 

@@ -4,8 +4,12 @@
     lightning.py     a Callback for PyTorch Lightning
     transformers.py  a TrainerCallback for the Hugging Face Trainer
     fused.py         which losses bypass the head, and what keeps it
-    logging.py       figures of the steps into TensorBoard or any `log(dict)`
+    logging.py       metrics of the steps to TensorBoard, W&B, MLflow or any `log(dict)`
 
 Each needs its framework alone. Accelerate and Fabric need nothing of this: `primum.attach` looks
 through their wrappers.
 """
+
+from primum.integrations.logging import log_to
+
+__all__ = ["log_to"]

@@ -1,4 +1,4 @@
-"""The figures of the steps into TensorBoard, or into anything that takes a dict: one line."""
+"""Metrics of the steps to TensorBoard, Weights and Biases, MLflow or any `log(dict)`: one line."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from torch.utils.hooks import RemovableHandle
 from primum import Reducer, StepReport
 from primum.integrations.attachment import PREFIX
 
+STEP = PREFIX + "step"
+
 
 @runtime_checkable
 class Writer(Protocol):
@@ -20,9 +22,28 @@ class Writer(Protocol):
     def add_scalar(self, tag: str, scalar_value: float, global_step: int, /) -> Any: ...
 
 
+@runtime_checkable
+class Run(Protocol):
+    """A run of Weights and Biases, or the module `wandb` after `wandb.init`."""
+
+    @property
+    def define_metric(self) -> Callable[..., Any]: ...
+
+    @property
+    def log(self) -> Callable[..., Any]: ...
+
+
+@runtime_checkable
+class Tracker(Protocol):
+    """The module `mlflow`, or a logger of Lightning."""
+
+    @property
+    def log_metrics(self) -> Callable[..., Any]: ...
+
+
 def log_to(
     reducer: Reducer,
-    log: Callable[[dict[str, float]], Any] | Writer,
+    log: Callable[[dict[str, float]], Any] | Writer | Run | Tracker,
     *,
     every: int = 50,
     first_step: int = 0,
@@ -34,8 +55,9 @@ def log_to(
 
     Args:
         reducer: As made by `attach` or `observe`.
-        log: A TensorBoard `SummaryWriter`, or any callable that takes a dict, such as `wandb.log`.
-            The dict also has the number of the step, as `primum/step`.
+        log: A TensorBoard `SummaryWriter`; a run of Weights and Biases, or `wandb` itself;
+            `mlflow`, or anything else with `log_metrics(metrics, step=...)`; or any callable that
+            takes a dict. W&B and callables get the number of the step as `primum/step`.
         every: Optimizer steps from one entry to the next.
         first_step: Steps already made, for a run that is resumed.
 
@@ -47,10 +69,7 @@ def log_to(
     """
     if every < 1:
         raise ValueError(f"every must be >= 1, got {every}")
-    if not (isinstance(log, Writer) or callable(log)):
-        raise TypeError(
-            f"log must take a dict, or be a SummaryWriter with add_scalar; got {type(log).__name__}"
-        )
+    write = _writing_to(log)
     steps = first_step
     source = weakref.ref(reducer)  # the optimizer owns the hook; the head owns the reducer
     previous: weakref.ref[StepReport] | None = None
@@ -64,13 +83,41 @@ def log_to(
         if report is None or (previous is not None and report is previous()):
             return
         previous = weakref.ref(report)
-        if steps % every:
-            return
-        figures = {PREFIX + name: value for name, value in report.as_dict().items()}
-        if isinstance(log, Writer):
-            for name, value in figures.items():
-                log.add_scalar(name, value, steps)
-        else:
-            log(figures | {PREFIX + "step": steps})
+        if steps % every == 0:
+            write({PREFIX + name: value for name, value in report.as_dict().items()}, steps)
 
     return reducer.optimizer.register_step_post_hook(after_step)
+
+
+def _writing_to(log: Any) -> Callable[[dict[str, float], int], None]:
+    """A function of metrics and step number, for each kind of destination."""
+    if isinstance(log, Writer):
+
+        def write(metrics: dict[str, float], step: int) -> None:
+            for name, value in metrics.items():
+                log.add_scalar(name, value, step)
+
+    elif isinstance(log, Run):
+        # W&B counts calls of log, the loop's own among them: our plots get an axis of their own.
+        log.define_metric(STEP)
+        log.define_metric(PREFIX + "*", step_metric=STEP)
+
+        def write(metrics: dict[str, float], step: int) -> None:
+            log.log(metrics | {STEP: step})
+
+    elif isinstance(log, Tracker):
+
+        def write(metrics: dict[str, float], step: int) -> None:
+            log.log_metrics(metrics, step=step)
+
+    elif callable(log):
+
+        def write(metrics: dict[str, float], step: int) -> None:
+            log(metrics | {STEP: step})
+
+    else:
+        raise TypeError(
+            "log must be a SummaryWriter, a W&B run, mlflow, or a callable that takes a dict; "
+            f"got {type(log).__name__}"
+        )
+    return write

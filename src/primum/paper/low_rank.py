@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from primum.gram import Head, matrix_of
+from primum.gram import MatrixFree
 
 
 def low_rank(gain: Tensor, rank: int) -> tuple[Tensor, Tensor]:
@@ -40,26 +40,27 @@ def weighted_gram(features: Tensor, output_gradients: Tensor, gain: Tensor, rank
     return total
 
 
-def gram_matrices(head: Head, rank: int) -> tuple[Tensor, Tensor]:
+def gram_matrices(gram: MatrixFree, rank: int) -> tuple[Tensor, Tensor]:
     """Q1 and Q2: the Gram matrices under the gain and under its square.
 
     A gain that is one number gives the same matrix twice, up to that number (Eq. 10). The bias is
     kept out of the approximation, as the paper does. Heads with several positions per sample,
     which the paper does not treat, are formed exactly.
     """
-    if head.uniform_gain:
-        gram = matrix_of(head)
-        is_one = isinstance(head.gain, float) and head.gain == 1.0
-        return gram, gram if is_one else gram * head.gain
-    squared = Head(head.features, head.output_gradients, head.gain**2, head.has_bias)
-    if head.features.dim() == 3:
-        return matrix_of(head), matrix_of(squared)
-    return _with_bias(head, rank), _with_bias(squared, rank)
+    if gram.uniform_gain:
+        matrix = gram.dense().matrix
+        is_one = isinstance(gram.gain, float) and gram.gain == 1.0
+        return matrix, matrix if is_one else matrix * gram.gain
+    squared = MatrixFree(gram.features, gram.output_gradients, gram.gain**2, has_bias=gram.has_bias)
+    if gram.factorises or gram.features.dim() == 3:
+        return gram.dense().matrix, squared.dense().matrix
+    return _with_bias(gram, rank), _with_bias(squared, rank)
 
 
-def _with_bias(head: Head, rank: int) -> Tensor:
-    assert isinstance(head.gain, Tensor)
-    if not head.has_bias:
-        return weighted_gram(head.features, head.output_gradients, head.gain, rank)
-    gram = weighted_gram(head.features[:, :-1], head.output_gradients, head.gain[:, :-1], rank)
-    return gram.addmm_(head.output_gradients * head.gain[:, -1], head.output_gradients.t())
+def _with_bias(gram: MatrixFree, rank: int) -> Tensor:
+    x, g, gain = gram.features, gram.output_gradients, gram.gain
+    assert isinstance(gain, Tensor)
+    if not gram.has_bias:
+        return weighted_gram(x, g, gain, rank)
+    matrix = weighted_gram(x[:, :-1], g, gain[:, :-1], rank)
+    return matrix.addmm_(g * gain[:, -1], g.t())

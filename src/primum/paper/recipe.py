@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from primum.gram import Head
+from primum.gram import Gram, MatrixFree
 from primum.paper.chambolle_pock import PaperProblem, chambolle_pock
 from primum.paper.guards import condition_guard, spike_guard
 from primum.paper.low_rank import gram_matrices
 from primum.paper.spectrum import EXACT_UP_TO
 from primum.problem import Evidence, Solution, plain
-from primum.rules import scalar
-from primum.update import Update
+from primum.recipe import Metric
+from primum.rules import Scalar, scalar
 
 
 @dataclass(frozen=True)
@@ -81,16 +81,19 @@ class Paper:
     """
 
     name = "paper"
+    metric: Metric = "euclidean"  # PAPER: the trust region is a Euclidean ball, also for AdamW
+    products = 0  # it needs the factors, for its low-rank gain
 
     def __init__(self, settings: PaperSettings | None = None) -> None:
         self.settings = settings or PaperSettings()
         self._averages: dict[str, Tensor] = {}
         self._calls = 0
 
-    def __call__(self, head: Head, update: Update, drift: Tensor) -> Solution:
+    def __call__(self, gram: Gram, drift: Tensor, size: Tensor, lr: Scalar) -> Solution:
         """Eq. 10 or Eq. 14, guarded and solved."""
-        gram, metric = gram_matrices(head, self.settings.gain_rank)
-        return self.solve(gram, metric, drift, update.step.square().sum(), update.lr)
+        assert isinstance(gram, MatrixFree)  # as `products` asks for
+        first, second = gram_matrices(gram, self.settings.gain_rank)
+        return self.solve(first, second, drift, size.square(), lr)
 
     def solve(
         self,

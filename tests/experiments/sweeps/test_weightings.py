@@ -20,7 +20,7 @@ from primum.experiments.sweeps.weightings import (
     VaryingPaper,
     applied,
 )
-from primum.gram import Head, matrix_of
+from primum.gram import MatrixFree
 from primum.paper import Paper, PaperSettings
 from primum.problem import Problem
 from primum.recipe import Primum
@@ -40,7 +40,7 @@ class Moment:
         self.explicit = (g.unsqueeze(2) * x.unsqueeze(1)).flatten(1)  # [B, d_out * d]
         history = 0.3 * torch.randn(OUTPUTS, INPUTS, generator=draw, dtype=torch.float64)
         step = -(g.t() @ x + history) * gain
-        self.head = Head(x, g, gain)
+        self.head = MatrixFree(x, g, gain)
         self.update = Update(step, gain, 0.1)
         self.drift = self.head.along(step)
         self.gain = gain
@@ -60,16 +60,16 @@ def test_reduced_is_primum_at_the_radius_of_the_step(moment: Moment) -> None:
     recipe = Reduced(OWN)
     for radius in (0.3, 0.1, 0.0):
         recipe.radius = radius
-        found = recipe(moment.head, moment.update, moment.drift)
-        expected = Primum(radius=radius)(moment.head, moment.update, moment.drift)
+        found = recipe(moment.gram, moment.update, moment.drift)
+        expected = Primum(radius=radius)(moment.gram, moment.update, moment.drift)
         assert torch.equal(found.extra_weights, expected.extra_weights)
         assert torch.equal(found.drift_after, expected.drift_after)
 
 
 def test_permuted_deals_out_the_same_weights_anew_in_each_step(moment: Moment) -> None:
-    own = OWN(moment.head, moment.update, moment.drift).extra_weights
+    own = OWN(moment.gram, moment.update, moment.drift).extra_weights
     recipe = Permuted(OWN, seed=1)
-    first, second = (recipe(moment.head, moment.update, moment.drift) for _ in range(2))
+    first, second = (recipe(moment.gram, moment.update, moment.drift) for _ in range(2))
     for found in (first, second):
         assert torch.equal(found.extra_weights.sort().values, own.sort().values)
     assert not torch.equal(first.extra_weights, own)
@@ -78,11 +78,11 @@ def test_permuted_deals_out_the_same_weights_anew_in_each_step(moment: Moment) -
 
 def test_permuted_goes_on_where_it_was_put_aside(moment: Moment) -> None:
     recipe, later, other = Permuted(OWN, seed=1), Permuted(OWN, seed=1), Permuted(OWN, seed=2)
-    recipe(moment.head, moment.update, moment.drift)
+    recipe(moment.gram, moment.update, moment.drift)
     later.load_state_dict(recipe.state_dict())
     other.load_state_dict(recipe.state_dict())
     first, second, third = (
-        each(moment.head, moment.update, moment.drift).extra_weights
+        each(moment.gram, moment.update, moment.drift).extra_weights
         for each in (recipe, later, other)
     )
     assert torch.equal(first, second)
@@ -90,18 +90,18 @@ def test_permuted_goes_on_where_it_was_put_aside(moment: Moment) -> None:
 
 
 def test_normalised_has_mean_one_and_the_same_proportions(moment: Moment) -> None:
-    own = 1 + OWN(moment.head, moment.update, moment.drift).extra_weights
-    weights = 1 + Normalised(OWN)(moment.head, moment.update, moment.drift).extra_weights
+    own = 1 + OWN(moment.gram, moment.update, moment.drift).extra_weights
+    weights = 1 + Normalised(OWN)(moment.gram, moment.update, moment.drift).extra_weights
     assert float(own.mean()) > 1.001
     assert float(weights.mean()) == pytest.approx(1.0, abs=1e-12)
     torch.testing.assert_close(weights / weights[0], own / own[0])
 
 
 def test_by_loss_gives_the_largest_weight_to_the_largest_loss(moment: Moment) -> None:
-    own = OWN(moment.head, moment.update, moment.drift).extra_weights
+    own = OWN(moment.gram, moment.update, moment.drift).extra_weights
     recipe = ByLoss(OWN)
     recipe.losses = torch.rand(BATCH, generator=torch.Generator().manual_seed(3))
-    weights = recipe(moment.head, moment.update, moment.drift).extra_weights
+    weights = recipe(moment.gram, moment.update, moment.drift).extra_weights
     assert torch.equal(weights.sort().values, own.sort().values)
     ranked = weights[recipe.losses.argsort()]
     assert bool((ranked[1:] >= ranked[:-1]).all())
@@ -109,7 +109,7 @@ def test_by_loss_gives_the_largest_weight_to_the_largest_loss(moment: Moment) ->
 
 def test_by_loss_has_to_be_told_the_losses(moment: Moment) -> None:
     with pytest.raises(ValueError, match="has to be told"):
-        ByLoss(OWN)(moment.head, moment.update, moment.drift)
+        ByLoss(OWN)(moment.gram, moment.update, moment.drift)
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -120,7 +120,7 @@ def test_upgrad_is_torchjds_on_explicit_gradients(weighted: bool) -> None:
             0.5 + torch.rand(OUTPUTS, INPUTS, generator=torch.Generator().manual_seed(5)).double()
         )
     moment = Moment(gain)
-    weights = 1 + UpGrad(mean_one=False)(moment.head, moment.update, moment.drift).extra_weights
+    weights = 1 + UpGrad(mean_one=False)(moment.gram, moment.update, moment.drift).extra_weights
     root = (torch.ones(OUTPUTS, INPUTS, dtype=torch.float64) * gain).sqrt().flatten()
     expected = UPGrad()(moment.explicit * root)  # of the gradients in the optimizer's metric
     torch.testing.assert_close((weights / BATCH) @ (moment.explicit * root), expected)
@@ -138,7 +138,7 @@ def test_upgrad_without_its_packages(missing: str, monkeypatch: pytest.MonkeyPat
 
 def test_upgrad_divided_by_its_mean(moment: Moment) -> None:
     published, scaled = (
-        1 + UpGrad(mean_one=one)(moment.head, moment.update, moment.drift).extra_weights
+        1 + UpGrad(mean_one=one)(moment.gram, moment.update, moment.drift).extra_weights
         for one in (False, True)
     )
     assert float(scaled.mean()) == pytest.approx(1.0)
@@ -151,7 +151,7 @@ def test_the_report_is_on_the_weights_applied(name: str, moment: Moment) -> None
     by_loss.losses = torch.arange(BATCH)
     recipes = [Permuted(OWN, 0), Normalised(OWN), by_loss, UpGrad(mean_one=False)]
     recipe = next(each for each in recipes if each.name == name)
-    found = recipe(moment.head, moment.update, moment.drift)
+    found = recipe(moment.gram, moment.update, moment.drift)
     expected = moment.drift - moment.gram @ found.extra_weights
     torch.testing.assert_close(found.drift_after, expected)
     assert bool(found.lower_bound.isnan())  # nothing is proven
@@ -168,14 +168,14 @@ def test_values_that_are_not_finite_give_no_weights(moment: Moment) -> None:
 def test_the_paper_at_another_radius(moment: Moment) -> None:
     recipe = VaryingPaper(PaperSettings(radius=0.3))
     recipe.radius = 0.1
-    expected = Paper(PaperSettings(radius=0.1))(moment.head, moment.update, moment.drift)
-    found = recipe(moment.head, moment.update, moment.drift)
+    expected = Paper(PaperSettings(radius=0.1))(moment.gram, moment.update, moment.drift)
+    found = recipe(moment.gram, moment.update, moment.drift)
     assert torch.equal(found.extra_weights, expected.extra_weights)
 
 
 def test_the_moment_is_what_it_says(moment: Moment) -> None:
     """The oracle of this file: gradients of a linear layer, one sample at a time."""
-    x, g = moment.head.features, moment.head.output_gradients
+    x, g = moment.gram.features, moment.gram.output_gradients
     weight = torch.zeros(OUTPUTS, INPUTS, dtype=torch.float64)
 
     def loss(w: Tensor, row: Tensor, pull: Tensor) -> Tensor:
@@ -183,4 +183,4 @@ def test_the_moment_is_what_it_says(moment: Moment) -> None:
 
     by_sample = vmap(grad(loss), in_dims=(None, 0, 0))(weight, x, g)
     torch.testing.assert_close(by_sample.flatten(1), moment.explicit)
-    torch.testing.assert_close(matrix_of(moment.head), moment.gram)
+    torch.testing.assert_close(moment.gram.dense().matrix, moment.gram)

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from primum.experiments.extras import INSTALL
 from primum.experiments.sweeps.arms import ArmError
-from primum.gram import Head, matrix_of
+from primum.gram import Gram, MatrixFree
 from primum.paper import Paper, PaperSettings
 from primum.problem import Evidence, Problem, Solution, plain
-from primum.recipe import Primum
+from primum.recipe import Metric, Primum
+from primum.rules import Scalar
 from primum.solve import solve
-from primum.update import Update
 
 PERMUTE = 3  # what a generator is for
 
@@ -35,6 +35,7 @@ class Reduced:
     """
 
     name = "primum"
+    metric: Metric = "gain"
 
     def __init__(self, settings: Primum) -> None:
         self.radius = settings.radius
@@ -42,20 +43,17 @@ class Reduced:
         self._settings = settings
         self._calls = 0
 
-    def __call__(self, head: Head, update: Update, drift: Tensor) -> Solution:
+    @property
+    def products(self) -> int:
+        return self._settings.products if self.radius > 0 else 0
+
+    def __call__(self, gram: Gram, drift: Tensor, size: Tensor, lr: Scalar) -> Solution:
         self._calls += 1
         if self.radius == 0:
             return plain(drift)
         own = self._settings
-        problem = Problem.of_head(
-            head,
-            update.step,
-            drift,
-            radius=self.radius,
-            max_extra_weight=own.max_extra_weight,
-            products=own.max_iters + 2,
-        )
-        return self.finish(problem, solve(problem, own.max_iters))
+        problem = Problem(gram, drift, self.radius * size, own.max_extra_weight)
+        return self.finish(problem, solve(problem, own.max_iters, own.tolerance))
 
     def finish(self, problem: Problem, found: Solution) -> Solution:
         """What is made of the solution; here, nothing."""
@@ -119,6 +117,8 @@ class UpGrad:
     """
 
     name = "upgrad"
+    metric: Metric = "gain"
+    products = 0
 
     def __init__(self, *, mean_one: bool) -> None:
         try:
@@ -129,12 +129,13 @@ class UpGrad:
             raise ArmError(f"upgrad needs torchjd and quadprog ({error}); {INSTALL}") from error
         self._mean_one = mean_one
 
-    def __call__(self, head: Head, update: Update, drift: Tensor) -> Solution:
-        gram = matrix_of(head)
-        weights: Tensor = self._weighting(gram) * len(gram)
+    def __call__(self, gram: Gram, drift: Tensor, size: Tensor, lr: Scalar) -> Solution:
+        assert isinstance(gram, MatrixFree)  # as `products` asks for
+        dense = gram.dense()
+        weights: Tensor = self._weighting(dense.matrix) * len(drift)
         if self._mean_one:
             weights = weights / weights.mean()
-        return applied(Problem.dense(gram, drift, torch.inf), weights - 1, 0)
+        return applied(Problem(dense, drift, drift.new_full((), torch.inf)), weights - 1, 0)
 
     def state_dict(self) -> dict[str, Any]:
         return {}

@@ -1,4 +1,4 @@
-"""From captured gradients to extra weights: large heads by parts, tokens, memory."""
+"""From captured gradients to extra weights: large heads in blocks, tokens, memory."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import copy
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn, optim
 
 import primum
-import primum.weigh
-from loops import ADAMW, BOTH, SGD, assert_close, gradients, make, report_of, stir
+from loops import ADAMW, BOTH, PRECISE, SGD, assert_close, gradients, make, report_of, stir
 from oracles import gradients_of, gram_of
 from primum import Problem, solve
-from primum.gram import Head
+from primum.gram import Dense, MatrixFree
+from primum.paper import Paper
+from primum.pipeline import Captured, _arguments_in_blocks, weigh
 from primum.recipe import Primum
 from primum.update import predict_head
-from primum.weigh import Captured, parts, rows_of, samples, times, weigh
 
 OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "SGD": (optim.SGD, SGD),
@@ -59,7 +60,12 @@ def captured(shape: tuple[int, ...], outputs: int = 11, **others: Any) -> Captur
     return Captured(x, 0.1 * torch.randn(*shape, outputs, dtype=torch.float64), **others)
 
 
-class TestParts:
+def two_outputs(features: Tensor, output_gradients: Tensor) -> Iterator[slice]:
+    outputs = output_gradients.shape[-1]
+    return (slice(i, min(i + 2, outputs)) for i in range(0, outputs, 2))
+
+
+class TestBlocks:
     @pytest.mark.parametrize("kind", OPTIMIZERS)
     @pytest.mark.parametrize("shape", [(5,), (5, 3), (1, 4), (9, 1)])
     @pytest.mark.parametrize("bias", [True, False])
@@ -73,7 +79,7 @@ class TestParts:
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         """Against the gradients of all samples formed at once, and the update of the whole head."""
-        monkeypatch.setattr(primum.weigh, "PART_ENTRIES", 2 * shape[0] * 7)  # two outputs a part
+        monkeypatch.setattr("primum.pipeline.output_blocks", two_outputs)
         head, owners = head_of(kind, bias)
         if accumulated:
             for param in head.parameters():
@@ -86,7 +92,7 @@ class TestParts:
         )
         x = F.pad(seen.features, (0, 1), value=1.0) if bias else seen.features
         g = seen.gradients * 0.5
-        rows = gradients_of(Head(x, g, 1.0))
+        rows = gradients_of(MatrixFree(x, g, 1.0))
         total = rows.sum(0)
         if accumulated:
             grads = [param.grad.view(11, -1) for param in head.parameters()]
@@ -94,24 +100,29 @@ class TestParts:
         update = predict_head(head, owners, total, factor=seen.factor)
         uphill = kind == "maximize"
         with torch.no_grad():
-            gram, drift, size = parts(head, owners, x, seen, uphill=uphill)
+            gram, drift, size, lr = _arguments_in_blocks(head, owners, x, seen, Primum())
+            euclidean = _arguments_in_blocks(head, owners, x, seen, Paper())[2]
         close: dict[str, float] = {"rtol": 1e-9, "atol": 1e-12}
-        torch.testing.assert_close(gram, gram_of(rows, update.gain), **close)
+        assert isinstance(gram, Dense)
+        torch.testing.assert_close(gram.matrix, gram_of(rows, update.gain), **close)
         expected = (rows * update.step).sum((1, 2))
         torch.testing.assert_close(drift, -expected if uphill else expected, **close)
         expected = (update.step.square() / update.gain).sum().sqrt()
         torch.testing.assert_close(size, expected, **close)
+        torch.testing.assert_close(euclidean, update.step.norm(), **close)
+        assert lr == update.lr
 
     def test_bias_in_another_group(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(primum.weigh, "PART_ENTRIES", 5 * 7)
+        monkeypatch.setattr("primum.pipeline.output_blocks", two_outputs)
         head, owners = head_of("AdamW", True, apart=True)
         seen = captured((5, 3))
         x = F.pad(seen.features, (0, 1), value=1.0)
-        rows = gradients_of(Head(x, seen.gradients, 1.0))
+        rows = gradients_of(MatrixFree(x, seen.gradients, 1.0))
         update = predict_head(head, owners, rows.sum(0))
         with torch.no_grad():
-            gram, drift, _ = parts(head, owners, x, seen)
-        torch.testing.assert_close(gram, gram_of(rows, update.gain), rtol=1e-9, atol=1e-12)
+            gram, drift, *_ = _arguments_in_blocks(head, owners, x, seen, Primum())
+        assert isinstance(gram, Dense)
+        torch.testing.assert_close(gram.matrix, gram_of(rows, update.gain), rtol=1e-9, atol=1e-12)
         torch.testing.assert_close(drift, (rows * update.step).sum((1, 2)), rtol=1e-9, atol=1e-12)
 
     @pytest.mark.parametrize("kind", ["SGD", "AdamW"])
@@ -122,8 +133,8 @@ class TestParts:
         head, owners = head_of(kind, True)
         stir(owners["weight"])
         answers = []
-        for in_parts in (False, True):
-            monkeypatch.setattr(primum.weigh, "_in_parts", lambda *args, value=in_parts: value)
+        for in_blocks in (False, True):
+            monkeypatch.setattr("primum.pipeline._in_blocks", lambda *args, value=in_blocks: value)
             with torch.no_grad():
                 drift, solution = weigh(head, owners, captured(shape), Primum())
             answers.append((drift, solution.extra_weights, solution.objective))
@@ -145,30 +156,6 @@ class TestParts:
         assert report_of(reducer).fallbacks == 0
 
 
-class TestSamples:
-    def test_shapes(self) -> None:
-        one, two = torch.randn(2, 3, 4, 6), torch.randn(2, 6)
-        assert samples([torch.randn(6)], "sample").shape == (1, 6)
-        assert samples([one], "sample").shape == (2, 12, 6)
-        assert samples([one, two], "sample").shape == (2, 13, 6)
-        assert samples([one], "token").shape == (24, 6)
-        assert samples([one, two], "token").shape == (26, 6)
-        assert samples([torch.randn(6)], "token").shape == (1, 6)
-        assert [rows_of(one, "sample"), rows_of(one, "token")] == [2, 24]
-        assert [rows_of(torch.randn(6), per) for per in ("sample", "token")] == [1, 1]
-
-    @pytest.mark.parametrize("per", ["sample", "token"])
-    def test_times(self, per: str) -> None:
-        one, two = torch.randn(2, 3, 4), torch.randn(2, 5, 4)
-        weights = torch.rand(2 if per == "sample" else 16)
-        rows = [weights, weights] if per == "sample" else [weights[:6], weights[6:]]
-        for found, each, own in zip(times([one, two], weights, per), (one, two), rows, strict=True):
-            own = own.view(2, 1, 1) if per == "sample" else own.view(2, -1, 1)
-            torch.testing.assert_close(found, each * (1 + own))
-        (found,) = times([torch.ones(4)], torch.tensor([0.5]), per)
-        assert torch.equal(found, torch.full((4,), 1.5))
-
-
 class TestTokens:
     @BOTH
     @pytest.mark.parametrize("bias", [True, False])
@@ -176,7 +163,7 @@ class TestTokens:
         self, kind: Any, options: Any, bias: bool
     ) -> None:
         model, optimizer = make(kind, options, bias=bias)
-        reducer = primum.attach(model, optimizer, per="token")
+        reducer = primum.attach(model, optimizer, per="token", **PRECISE)
         rng = torch.Generator().manual_seed(3)
         inputs = torch.randn(4, 5, 6, generator=rng, dtype=torch.float64)
         labels = torch.randint(4, (4, 5), generator=rng)

@@ -1,0 +1,152 @@
+"""Tables of docs/clients.md, from the results of the clients study.
+
+They stand between `<!-- table NAME -->` and `<!-- end -->`; the words around them are ours.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from _common import describe, markdown_table
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "clients.md"
+MARK = re.compile(r"(<!-- table ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+Row = dict[str, Any]
+
+
+def changes(row: Row) -> list[float]:
+    """Relative change of each seed's figure, signed so that above 0 is better."""
+    sign = 1 if row["more_is_better"] else -1
+    pairs = zip(row["plain"], row["with"], strict=True)
+    return [sign * (with_it - plain) / abs(plain) for plain, with_it in pairs]
+
+
+def wins(row: Row) -> int:
+    return sum(change > 0 for change in changes(row))
+
+
+def losses(row: Row) -> int:
+    return sum(change < 0 for change in changes(row))
+
+
+def change_cell(row: Row) -> str:
+    """Mean and standard deviation over seeds, in percent, above 0 is better."""
+    values = [100 * each for each in changes(row)]
+    spread = f" ± {stdev(values):.1f}" if len(values) > 1 else ""
+    return f"{fmean(values):+.1f}{spread}"
+
+
+def figures(values: list[float]) -> str:
+    mean = fmean(values)
+    return f"{mean:.3f}" if abs(mean) < 10 else f"{mean:.1f}"
+
+
+def columns() -> list[str]:
+    return ["script", "added", "figure", "plain", "with it", "better by, %", "seeds better",
+            "harmed, %", "time x"]  # fmt: skip
+
+
+def row_cells(row: Row) -> list[str]:
+    return [
+        f"{row['script']} ({row['pattern']})",
+        row["added"] if "`" in row["added"] else f"`{row['added']}`",
+        row["figure"],
+        figures(row["plain"]),
+        figures(row["with"]),
+        change_cell(row),
+        f"{wins(row)} of {len(row['plain'])}",
+        "–" if row["harmed"] is None else f"{100 * row['harmed']:.0f}",
+        f"{row['with_ms'] / row['plain_ms']:.2f}",
+    ]
+
+
+def main_table(content: Row) -> str:
+    return markdown_table(columns(), [row_cells(row) for row in content["rows"]])
+
+
+def _kind(row: Row) -> str:
+    count = len(row["plain"])
+    if wins(row) == count:
+        return "better in every seed"
+    if losses(row) == count:
+        return "worse in every seed"
+    if wins(row) == losses(row) == 0:
+        return "the same, bit for bit"
+    return "better in some seeds, worse in others"
+
+
+def summary(content: Row) -> str:
+    """Which scripts it helped, which not."""
+    kinds = (
+        "better in every seed",
+        "better in some seeds, worse in others",
+        "worse in every seed",
+        "the same, bit for bit",
+    )
+    rows = []
+    for kind in kinds:
+        found = [row for row in content["rows"] if _kind(row) == kind]
+        names = [f"{row['script']}: `{_short(row)}` ({change_cell(row)}%)" for row in found]
+        rows.append([kind, str(len(found)), "; ".join(names) or "–"])
+    return markdown_table(["", "rows", "which"], rows)
+
+
+def _short(row: Row) -> str:
+    """The settings in what was added."""
+    if "paused" in row["added"]:
+        return "paused"
+    inside = row["added"].partition("(")[2]
+    named = re.findall(r"\b(?!callbacks)\w+=[^,()\[\]]+", inside)
+    return ", ".join(named) or "default"
+
+
+def others(content: Row) -> str:
+    """What the line does to a network that is trained through the head."""
+    rows = [
+        [
+            row["script"],
+            row["added"] if "`" in row["added"] else f"`{row['added']}`",
+            f"{100 * row['extra']['other_network_off_by']:.0f}%",
+            str(row["discarded"]),
+        ]
+        for row in content["rows"]
+        if "other_network_off_by" in row["extra"]
+    ]
+    head = ["script", "added", "the other network's gradient is off by", "discarded passes"]
+    return markdown_table(head, rows)
+
+
+def spoken(content: Row) -> str:
+    """Every warning of primum in these runs, and where."""
+    rows: dict[str, list[str]] = {}
+    for row in content["rows"]:
+        for text in row["warnings"]:
+            text = re.sub(r"\b\d+(\.\d+)?(?=%|x\b| ms\b| times\b)", "N", text)
+            name = f"{row['script']} (`{_short(row)}`)"
+            if name not in rows.setdefault(text, []):
+                rows[text].append(name)
+    cells = [[f"`{text}`", "; ".join(names)] for text, names in rows.items()]
+    return markdown_table(["warning", "in"], cells) if cells else "None."
+
+
+def machine(content: Row) -> str:
+    seconds = content["environment"]["seconds"]
+    return f"{describe(content['environment'])}; {seconds / 60:.0f} minutes."
+
+
+TABLES: dict[str, Callable[[Row], str]] = {
+    "scripts": main_table,
+    "summary": summary,
+    "others": others,
+    "warnings": spoken,
+    "machine": machine,
+}
+
+
+def filled(page: str, content: Row) -> str:
+    """The page with the tables of these results."""
+    return MARK.sub(lambda match: f"{match[1]}\n{TABLES[match[2]](content)}\n\n{match[3]}", page)

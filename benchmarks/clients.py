@@ -1,0 +1,185 @@
+"""The one line in scripts of other people's shape: what happens to loss and time.
+
+Small scripts in our own words, after the patterns of public training scripts. Each is run without
+and with the line, from the same seeds, so that runs are pairs. Nothing is fetched: images are
+scikit-learn's digits, text is Python's own help, games and generated data are made here.
+
+    python benchmarks/clients.py                      # twelve minutes on one core
+    python benchmarks/clients.py --data-dir CIFAR     # image scripts on CIFAR-10 (Parquet) instead
+    python benchmarks/clients.py --quick              # a few steps of each, one seed
+    python benchmarks/clients.py --render             # only the page, from the results
+
+Writes benchmarks/results/clients.json and the tables of docs/clients.md; but with --quick, --only
+or --data-dir, results go to --out alone, if it is given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean, median
+from time import perf_counter
+from typing import Any
+
+import _clients_frameworks
+import _clients_images
+import _clients_play
+import _clients_text
+from _clients import Run, Script, said
+from _clients_page import PAGE, columns, filled, row_cells
+from _common import (
+    RESULTS,
+    describe,
+    environment,
+    finish,
+    positive,
+    text_table,
+    use_threads,
+    write_json,
+    write_text,
+)
+from tqdm import tqdm
+
+SCRIPTS = [
+    *_clients_images.SCRIPTS,
+    *_clients_text.SCRIPTS,
+    *_clients_play.SCRIPTS,
+    *_clients_frameworks.SCRIPTS,
+]
+OUT = RESULTS / "clients.json"
+
+
+def played(
+    script: Script, settings: dict[str, Any] | None, seed: int, options: argparse.Namespace
+) -> dict[str, Any]:
+    """One run and what came of it."""
+    settings = None if settings is None else dict(settings)
+    paused = settings is not None and settings.pop("paused", False)
+    run = Run(seed, settings, options.quick, paused, options.data_dir)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        figure = script.play(run)
+    report = run.last
+    return {
+        "figure": figure,
+        "step_ms": 1000 * median(run.steps),
+        "steps": len(run.steps) + 1,
+        "warnings": said(caught),
+        "harmed": fmean(run.harmed) if run.harmed else None,
+        "extra": run.extra,
+        "fallbacks": None if report is None else int(report.fallbacks),
+        "discarded": None if report is None else int(report.discarded),
+    }
+
+
+def rows_of(script: Script, runs: dict[str | None, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """One row for each thing that was added, against the plain runs of the same seeds."""
+    plain = runs[None]
+    rows = []
+    for added, with_it in runs.items():
+        if added is None:
+            continue
+        extra: dict[str, list[float]] = {}
+        for each in with_it:
+            for name, value in each["extra"].items():
+                extra.setdefault(name, []).append(value)
+        rows.append(
+            {
+                "script": script.name,
+                "pattern": script.pattern,
+                "added": added,
+                "figure": script.figure,
+                "more_is_better": script.more_is_better,
+                "steps": plain[0]["steps"],
+                "plain": [each["figure"] for each in plain],
+                "with": [each["figure"] for each in with_it],
+                "plain_ms": fmean(each["step_ms"] for each in plain),
+                "with_ms": fmean(each["step_ms"] for each in with_it),
+                "harmed": _mean([each["harmed"] for each in with_it]),
+                "warnings": list(dict.fromkeys(t for each in with_it for t in each["warnings"])),
+                "fallbacks": max(each["fallbacks"] or 0 for each in with_it),
+                "discarded": max(each["discarded"] or 0 for each in with_it),
+                "extra": {name: fmean(values) for name, values in extra.items()},
+            }
+        )
+    return rows
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
+
+
+def measure(scripts: Sequence[Script], options: argparse.Namespace) -> list[dict[str, Any]]:
+    """All rows; plain and added runs of a seed come right after one another."""
+    jobs = [(script, options.seeds or script.seeds) for script in scripts]
+    total = sum(seeds * (1 + len(script.arms)) for script, seeds in jobs)
+    rows: list[dict[str, Any]] = []
+    with tqdm(total=total, desc="runs", unit="run", dynamic_ncols=True) as bar:
+        for script, seeds in jobs:
+            bar.set_postfix_str(script.name)
+            arms: dict[str | None, dict[str, Any] | None] = {None: None, **script.arms}
+            runs: dict[str | None, list[dict[str, Any]]] = {arm: [] for arm in arms}
+            for seed in range(seeds):
+                order = list(arms.items())
+                for arm, settings in order if seed % 2 == 0 else reversed(order):
+                    runs[arm].append(played(script, settings, seed, options))
+                    bar.update()
+            rows += rows_of(script, runs)
+    return rows
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    made = argparse.ArgumentParser(prog="clients.py", description="The one line in many scripts")
+    made.add_argument("--quick", action="store_true", help="a few steps of each, one seed")
+    made.add_argument("--seeds", type=positive, help="of every script; by default its own number")
+    made.add_argument("--only", help="scripts with these words in their names")
+    made.add_argument("--data-dir", type=Path, help="CIFAR-10: train-*.parquet, test-*.parquet")
+    made.add_argument("--out", type=Path, help=f"JSON; by default {OUT.name} among the results")
+    made.add_argument("--page", type=Path, default=PAGE, help="where the tables go")
+    made.add_argument("--render", action="store_true", help="only the page, from the results")
+    options = made.parse_args(argv)
+    if options.quick and options.seeds is None:
+        options.seeds = 1
+    return options
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = parse(argv)
+    if options.render:
+        content = json.loads((options.out or OUT).read_text(encoding="utf-8"))
+        render(options.page, content)
+        return 0
+    scripts = [each for each in SCRIPTS if (options.only or "").lower() in each.name.lower()]
+    if not scripts:
+        names = ", ".join(each.name for each in SCRIPTS)
+        raise SystemExit(f"no script has {options.only!r} in its name; there are: {names}")
+    begin = perf_counter()
+    with use_threads(1):
+        record = environment("clients.py", argv)
+        rows = measure(scripts, options)
+    finish(record, perf_counter() - begin)
+    print(text_table(columns(), [row_cells(row) for row in rows]), end="\n\n")
+    print(describe(record))
+    content = {"environment": record, "rows": rows}
+    whole = not (options.quick or options.only or options.data_dir)
+    out = options.out or (OUT if whole else None)
+    if out is not None:
+        write_json(out, content)
+        print(f"Written: {os.path.relpath(out)}")
+    if whole:
+        render(options.page, content)
+    return 0
+
+
+def render(page: Path, content: dict[str, Any]) -> None:
+    write_text(page, filled(page.read_text(encoding="utf-8"), content))
+    print(f"Written: {os.path.relpath(page)}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

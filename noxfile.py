@@ -1,0 +1,57 @@
+"""Tests of the core against the oldest and the newest torch, each in an environment of its own.
+
+    python -m nox --list
+    python -m nox --session tests_oldest
+
+An environment with torch takes several gigabytes, so plain `nox` runs nothing. `make test` runs
+every test at the pinned versions and does not need this file.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nox
+
+OLDEST = "2.4.1"  # the latest patch of the oldest torch in pyproject.toml
+NIGHTLY = "https://download.pytorch.org/whl/nightly/cpu"
+TOOLS = ["clarabel", "cvxpy", "hypothesis", "numpy", "pytest", "pytest-timeout", "pytest-xdist"]
+ROOT = Path(__file__).parent
+
+nox.options.sessions = []
+nox.options.default_venv_backend = "venv"
+
+
+def core_tests() -> list[str]:
+    """Test files that carry the name of a file in `src/primum`."""
+    modules = sorted(path.stem for path in (ROOT / "src" / "primum").glob("*.py"))
+    found = {path for name in modules for path in (ROOT / "tests").glob(f"test_{name}*.py")}
+    return sorted(str(path.relative_to(ROOT)) for path in found)
+
+
+def run(session: nox.Session) -> None:
+    session.install("--no-deps", ".")
+    session.run("python", "-c", "import torch; print('torch', torch.__version__)")
+    session.run("python", "-m", "pytest", *(session.posargs or core_tests()))
+
+
+@nox.session(python="3.10")
+def tests_oldest(session: nox.Session) -> None:
+    """The oldest torch and the oldest Python that are supported."""
+    session.install(f"torch=={OLDEST}", *TOOLS, "numpy<2")  # numpy of the same age
+    run(session)
+
+
+@nox.session(python="3.13")
+def tests_newest(session: nox.Session) -> None:
+    """The newest torch that the index offers for this Python."""
+    session.install("--upgrade", "torch", *TOOLS)
+    run(session)
+
+
+@nox.session(python="3.13")
+def tests_nightly(session: nox.Session) -> None:
+    """Tonight's torch: a look ahead, allowed to fail."""
+    session.install(*TOOLS)
+    session.install("--pre", "--upgrade", "torch", "--index-url", NIGHTLY)
+    run(session)

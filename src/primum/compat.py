@@ -1,0 +1,155 @@
+"""Every private name of torch that primum uses, each with a fallback.
+
+torch may rename or drop these in any release. A missing name costs the feature that its function
+describes, and a warning where results change; never the import, and never a training run.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import cache
+from importlib import import_module
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import Node
+from torch.optim import Optimizer
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@cache
+def private(module: str, name: str, without: str = "") -> Any:
+    """An attribute of a module of torch, or None. Warns once of what is lost, if anything is."""
+    try:
+        found = import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+        return found
+    except (ImportError, AttributeError):
+        if without:
+            warnings.warn(
+                f"primum: torch {torch.__version__} has no {module}.{name}; {without}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+        return None
+
+
+# Looked up here: torch.compile traces the calls, and warns of a cached function.
+_is_tracing: Any = private("torch.jit", "is_tracing")
+
+
+def eager(function: Function) -> Function:
+    """`function`, excluded from torch.compile.
+
+    The private form imports dynamo when it is first needed; the public one imports it at once.
+    """
+    disable = private("torch._compile", "_disable_dynamo") or torch.compiler.disable
+    kept: Function = disable(function)
+    return kept
+
+
+def executes(node: Node) -> bool:
+    """Whether the backward pass under way will run `node`. Fallback: yes."""
+    ask = private(
+        "torch._C",
+        "_will_engine_execute_node",
+        "gradients taken by torch.autograd.grad for other purposes are reweighted too, unless "
+        "inside reducer.paused()",
+    )
+    try:
+        return True if ask is None else bool(ask(node))
+    except RuntimeError:  # `torch.autograd.grad` with respect to the weight itself
+        return True
+
+
+def executes_in_graph(weight: Tensor) -> bool:
+    """Whether the backward pass under way will add to `weight.grad`. For compiled graphs.
+
+    Custom operations run below autograd, where a tensor has no node; the dispatch keys are put back
+    for a moment to find it. Fallback: yes.
+    """
+    c = torch._C
+    try:
+        included = c._dispatch_tls_local_include_set()
+        nothing = c.DispatchKeySet(c.DispatchKey.Undefined)
+        with c._ForceDispatchKeyGuard(included, nothing), torch.enable_grad():
+            node = torch.autograd.graph.get_gradient_edge(weight).node
+    except (AttributeError, RuntimeError):
+        return True
+    return executes(node)
+
+
+def backward_id() -> int | None:
+    """The number of the backward pass under way. Fallback: None, not known."""
+    ask = private(
+        "torch._C", "_current_graph_task_id", "gradient clipping is not measured and not predicted"
+    )
+    return None if ask is None else int(ask())
+
+
+def inside_functorch() -> bool:
+    """Whether a `torch.func` transform runs, which has no backward pass. Fallback: no."""
+    ask = private("torch._C", "_are_functorch_transforms_active")
+    return False if ask is None else bool(ask())
+
+
+def exporting() -> bool:
+    """Whether the model is being exported or traced, and so its hooks must do nothing."""
+    ask = getattr(torch.compiler, "is_exporting", None)  # torch 2.7
+    return (_is_tracing is not None and bool(_is_tracing())) or (ask is not None and bool(ask()))
+
+
+def parameter(module: nn.Module, name: str) -> Tensor | None:
+    """A parameter as it is registered now; None once it is computed from others."""
+    held = getattr(module, "_parameters", None)
+    if held is None:
+        held = dict(module.named_parameters(recurse=False))
+    found: Tensor | None = held.get(name)
+    return found
+
+
+def version(tensor: Tensor) -> int:
+    """A count of the in-place changes of a tensor. Fallback: 0, no change is seen."""
+    return getattr(tensor, "_version", 0)
+
+
+def forward_hooks(module: nn.Module) -> dict[int, Any]:
+    """The forward hooks of a module by their ids. Fallback: none are seen."""
+    hooks: dict[int, Any] = getattr(module, "_forward_hooks", {})
+    return hooks
+
+
+def never_called(module: object) -> bool:
+    """Whether a linear layer only holds parameters, as the output projection of attention does."""
+    kind = private("torch.nn.modules.linear", "NonDynamicallyQuantizableLinear")
+    return kind is not None and isinstance(module, kind)
+
+
+def unhooked(function: Any) -> Any:
+    """A `step` without the wrapper, put around it by torch, that runs hooks. Fallback: as it is."""
+    wrap = getattr(Optimizer, "profile_hook_step", None)
+    if wrap is None:
+        return function
+    wrapper = wrap(Optimizer.step).__code__
+    while getattr(function, "__code__", None) is wrapper:
+        function = function.__wrapped__
+    return function
+
+
+def skip_record(scaler: Any) -> object | None:
+    """An object that a GradScaler replaces in each `update()`. Fallback: None, not known."""
+    return getattr(scaler, "_per_optimizer_states", None)
+
+
+def running_wrapper() -> nn.parallel.DistributedDataParallel | None:
+    """The DistributedDataParallel whose forward pass is under way. Fallback: None, not known."""
+    return getattr(nn.parallel.DistributedDataParallel, "_active_ddp_module", None)
+
+
+def joins(wrapper: nn.parallel.DistributedDataParallel) -> bool:
+    """Whether ranks without data left skip forward passes (`join()`). Fallback: no."""
+    return bool(getattr(getattr(wrapper, "_join_config", None), "enable", False))

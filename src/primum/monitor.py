@@ -1,0 +1,293 @@
+"""What happens around the head over many steps: fallbacks, bypassed training, time spent.
+
+Everything that a user should know and that no single backward pass can show is noticed here, on
+what the host knows, and warned about once.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.utils.hooks import RemovableHandle
+
+from primum.compat import eager, parameter, version
+from primum.rules import on_host, read
+from primum.warn import Count, warn
+
+PATIENCE = 2  # Once may be a restored checkpoint, or a step that only makes the optimizer's state.
+IDLE_STEPS = 3  # Optimizer steps without a backward pass through the head.
+TIMED_STEPS = 100
+DEAR = 0.2  # Of the time of a step.
+
+
+class Monitor:
+    """Compares the steps of optimizers with the backward passes through the head.
+
+    Args:
+        model: As passed to `attach`.
+        head: The layer.
+        name: Its name in the model.
+        optimizer: The one that steps its weight.
+        on_step: Called after each of its steps, with the head and the optimizer's `found_inf`.
+
+    Attributes:
+        fallbacks: Passes that fell back to plain gradients.
+        discarded: Weighed passes whose gradients no step used.
+        steps: Of the optimizer, since attaching.
+        found_inf: Above 0 if a fused optimizer skipped its last step.
+        counts: Whether steps are counted; not if the optimizer's class runs no hooks.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        head: nn.Linear,
+        name: str,
+        optimizer: Optimizer,
+        on_step: Callable[[nn.Linear, Tensor | None], None],
+    ) -> None:
+        self.fallbacks, self.discarded = Count(head.weight.device), Count(head.weight.device)
+        self.steps = 0
+        self.found_inf: Tensor | None = None
+        self.counts = hasattr(optimizer, "_optimizer_step_post_hooks")
+        self._name, self._head = name, weakref.ref(head)
+        self._on_step = on_step
+        self._warned: set[str] = set()
+        self._seen_version, self._seen_steps, self._foreign_moves = version(head.weight), 0, 0
+        self._pending: Tensor | int = 0  # weighed passes that no step has used yet
+        self._pending_steps = self._pending_version = 0
+        self.passes = 0  # backward passes through the head since the last step of its optimizer
+        self._reached, self._bypassed = False, 0
+        self._spent, self._timed_from = 0.0, 0.0
+        self._steps_seen = _Steps(self, model, head, name, optimizer)
+
+    def remove(self) -> None:
+        self._steps_seen.remove()
+
+    def warn(self, kind: str, message: str, category: type[Warning] = RuntimeWarning) -> None:
+        """Warn, the first time for each kind."""
+        if kind not in self._warned:
+            self._warned.add(kind)
+            warn(message, category)
+
+    def fall_back(self, kind: str, reason: str) -> None:
+        """Count a pass that stays plain for a reason that the host knows."""
+        self.fallbacks.add(1)
+        self.warn(kind, f"plain gradients in a step: {reason}")
+
+    def not_finite(self, objective: Tensor) -> None:
+        """Count a pass that stays plain if its objective is infinite, as the device knows."""
+        if self.fallbacks.add(_number(objective, lambda value: value == torch.inf)):
+            self.warn(
+                "values",
+                "plain gradients in a step: its values were not finite. If the loop has a "
+                "GradScaler, pass it as scaler=: such steps are then expected",
+            )
+
+    def weighed(self, objective: Tensor, seconds: float) -> None:
+        """Note that the gradients of a pass were changed, if finite, and how long it took."""
+        before = self._pending if self.pending else 0
+        self._pending = _number(objective, lambda value: value < torch.inf) + before
+        self._pending_steps, self._pending_version = self.steps, self._version()
+        self._spent += seconds
+
+    @property
+    def pending(self) -> bool:
+        """Whether gradients of earlier passes were changed and no step has used them yet."""
+        used = self._pending_steps != self.steps or self._pending_version != self._version()
+        return self.counts and not used and (isinstance(self._pending, Tensor) or self._pending > 0)
+
+    def forget(self) -> None:
+        """Drop pending passes: a GradScaler skipped their step."""
+        self._pending = 0
+
+    def settle(self, kept: Tensor | None) -> None:
+        """At the begin of a backward pass: count pending passes as discarded unless `kept`.
+
+        `kept` is whether `.grad` still has values, None if it has been set to None.
+        """
+        pending = self._pending if self.pending else 0
+        gone = pending if kept is None else _number(kept, lambda value: value == 0) * pending
+        self._pending = pending - gone
+        if self.discarded.add(gone):
+            self.warn(
+                "discarded",
+                f"gradients of {self._name!r} were reweighted for a step of its optimizer, but "
+                "were discarded without one. If that backward pass trains another network (a "
+                "generator through its discriminator, an actor through its critic) or is not for "
+                "training, run it inside `with reducer.paused():`, as its gradients were changed",
+            )
+
+    def overtaken(self) -> bool:
+        """Whether the head has moved, time after time, without a step of the optimizer."""
+        seen = self._version()
+        if self.steps != self._seen_steps:
+            self._foreign_moves = 0
+        elif seen != self._seen_version and self.counts:
+            self._foreign_moves += 1
+        self._seen_steps, self._seen_version = self.steps, seen
+        return self._foreign_moves >= PATIENCE
+
+    def _version(self) -> int:
+        head = self._head()
+        return 0 if head is None else version(head.weight)
+
+    def after_step(self, found_inf: Tensor | None) -> None:
+        """The optimizer has stepped."""
+        self.steps += 1
+        self.found_inf = found_inf
+        head = self._head()
+        weight = None if head is None else parameter(head, "weight")
+        if head is not None and weight is not None:
+            self._measure(head)
+        self._time()
+        self._reached = self._reached or self.passes > 0
+        if not self._reached and weight is not None and weight.grad is not None:
+            self._notice_bypass()
+        self.passes = 0
+
+    def _measure(self, head: nn.Linear) -> None:
+        """Call `on_step`; the user's step is made, and an error there must not undo it."""
+        try:
+            self._on_step(head, self.found_inf)
+        except Exception as error:
+            self.warn(
+                "measure",
+                "what was done to the gradients before a step (clipping, loss scaling) could not "
+                f"be measured: {type(error).__name__}: {error}",
+            )
+
+    def _time(self) -> None:
+        """After the first hundred steps, compare the time spent here with the time of a step."""
+        if self.steps == 1:
+            self._spent, self._timed_from = 0.0, time.perf_counter()
+        elif self.steps == 1 + TIMED_STEPS:
+            share = self._spent / max(time.perf_counter() - self._timed_from, 1e-9)
+            if share > DEAR:
+                self.warn(
+                    "time",
+                    f"computing sample weights takes {share:.0%} of the time of a step, on the "
+                    f"host, with head {self._name!r}; a larger tolerance= or fewer max_iters= make "
+                    "it cheaper",
+                    UserWarning,
+                )
+
+    def _notice_bypass(self) -> None:
+        self._bypassed += 1
+        if self._bypassed == PATIENCE:
+            self.warn(
+                "bypass",
+                f"gradients of {self._name!r} bypassed primum's hook, so no sample weights were "
+                "applied. If the model was compiled and run before attaching, call "
+                "torch.compiler.reset() once after it; if the head's weight is used without "
+                "calling the head (as in F.linear(x, head.weight), or a loss that is fused with "
+                "it), call the head",
+            )
+
+
+def _number(tensor: Tensor, true: Callable[[Any], Any]) -> Tensor | int:
+    """1 if `true` of a scalar, else 0: a number where the host has it, else a tensor."""
+    if on_host(tensor):
+        return int(true(read(tensor)))
+    counted: Tensor = true(tensor).long()
+    return counted
+
+
+class _Steps:
+    """Sees the steps of all optimizers, as a head that was replaced is trained by others.
+
+    Outlives a head that is replaced, and the Reducer with it, to warn of that; not the model.
+    """
+
+    _all: ClassVar[list[_Steps]] = []
+    _hook: ClassVar[RemovableHandle | None] = None  # one for the process
+
+    def __init__(
+        self,
+        monitor: Monitor,
+        model: nn.Module,
+        head: nn.Linear,
+        name: str,
+        optimizer: Optimizer,
+    ) -> None:
+        self._monitor, self._model = weakref.ref(monitor), weakref.ref(model)
+        self._head, self._name = weakref.ref(head), name
+        self._optimizer = weakref.ref(optimizer)
+        self._others: weakref.WeakKeyDictionary[Optimizer, bool] = weakref.WeakKeyDictionary()
+        self._idle = 0
+        # A head that was replaced before needs no warning any more.
+        self._keep_if(lambda each: each._model() is not model or each._in_model())
+        self._all.append(self)
+        if _Steps._hook is None:
+            _Steps._hook = register_optimizer_step_post_hook(_after_step)
+
+    def remove(self) -> None:
+        self._keep_if(lambda each: each is not self)
+        if not self._all and _Steps._hook is not None:
+            _Steps._hook.remove()
+            _Steps._hook = None
+
+    def _keep_if(self, kept: Callable[[_Steps], bool]) -> None:
+        """Drop those whose models are gone, and others."""
+        self._all[:] = [each for each in self._all if each._model() is not None and kept(each)]
+
+    def after_step(self, stepped: Optimizer) -> None:
+        """An optimizer, whichever, has stepped."""
+        monitor, own = self._monitor(), stepped is self._optimizer()
+        if monitor is not None and monitor.passes:
+            self._idle = 0
+        elif own or self._trains_model(stepped):
+            self._notice_idle()
+        if monitor is not None and own:
+            monitor.after_step(getattr(stepped, "found_inf", None))
+
+    def _in_model(self) -> bool:
+        head, model = self._head(), self._model()
+        return head is not None and model is not None and any(m is head for m in model.modules())
+
+    def _trains_model(self, stepped: Optimizer) -> bool:
+        """Whether another optimizer holds parameters that the model had at its first step."""
+        model = self._model()
+        if stepped not in self._others and model is not None:
+            own = {id(p) for p in model.parameters()}
+            held = (id(p) for group in stepped.param_groups for p in group["params"])
+            self._others[stepped] = any(p in own for p in held)
+        return self._others.get(stepped, False)
+
+    def _notice_idle(self) -> None:
+        self._idle += 1
+        head, model = self._head(), self._model()
+        if self._idle != IDLE_STEPS or model is None:
+            return
+        if head is None or not self._in_model():
+            why = "it is no longer part of the model: attach again after replacing it"
+        elif parameter(head, "weight") is None:
+            why = "its weight is computed from other parameters now: detach, or attach before that"
+        elif not head.weight.requires_grad:
+            why = "it is frozen (requires_grad=False): unfreeze it, or pass the trained head"
+        elif head.weight.grad is not None:
+            return  # noticed by the monitor
+        else:
+            why = (
+                "no backward pass went through it: is it the layer that makes the model's output? "
+                "If not, pass head="
+            )
+        message = f"{IDLE_STEPS} optimizer steps, but nothing was weighed at {self._name!r}; {why}"
+        monitor = self._monitor()
+        if monitor is None:
+            warn(message)
+        else:
+            monitor.warn("idle", message)
+
+
+@eager
+def _after_step(stepped: Optimizer, *_: Any) -> None:
+    for each in list(_Steps._all):
+        each.after_step(stepped)

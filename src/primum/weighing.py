@@ -1,0 +1,299 @@
+"""One backward pass, from gradients that arrive to gradients that are handed on."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from primum.capture import reweight, rows_of, samples
+from primum.compat import backward_id, parameter, skip_record
+from primum.distributed import choose_way, weigh_together
+from primum.monitor import Monitor
+from primum.pipeline import Captured, weigh
+from primum.problem import Evidence, Solution
+from primum.ranks import Meeting, Ranks, Scope, meet
+from primum.recipe import Recipe
+from primum.report import StepReport
+from primum.rescale import Rescale
+from primum.update import uniform
+
+Features = Callable[[], Tensor]  # the head's input, which may be gone
+
+
+def _no_autocast(device_type: str) -> AbstractContextManager[object]:
+    """A block without autocast; entering it costs time, so only where it is on."""
+    if torch.is_autocast_enabled(device_type):
+        return torch.autocast(device_type, enabled=False)
+    return nullcontext()
+
+
+class Plain(RuntimeError):
+    """Why a step is left plain although nothing broke. Counted as a fallback, if `counted`."""
+
+    def __init__(self, reason: str, *, counted: bool = True) -> None:
+        super().__init__(reason)
+        self.counted = counted
+
+
+class Weighing:
+    """All state of a `Reducer`, and what it does in one backward pass.
+
+    A training run never dies because of us: whatever goes wrong ends in a plain step that is
+    counted. But an error of the process group is the run's own, and raised.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        head: nn.Linear,
+        owners: dict[str, Optimizer],
+        recipe: Recipe,
+        *,
+        apply: bool,
+        per: str,
+        scaler: Any,
+        scope: Scope,
+        name: str,
+    ) -> None:
+        self._last: StepReport | None = None
+        self._head = weakref.ref(head)
+        self._owners, self._recipe, self._scope = owners, recipe, scope
+        self._apply, self._per = apply, per
+        self._rescale = Rescale(scaler, by_bias=owners.get("bias") is owners["weight"])
+        self._monitor = Monitor(model, head, name, owners["weight"], self._rescale.after_step)
+        self._backward: int | None = -1  # the backward pass of the last arrival
+        self._before_skip: tuple[Any, int, dict[str, Any]] | None = None
+
+    def _weigh(
+        self,
+        gradients: Sequence[Tensor],
+        features: Sequence[Features],
+        training: bool,
+        ranks: Ranks | None,
+        *,
+        scaled: bool,
+    ) -> list[Tensor] | None:
+        """The gradients times `1 + w`, row by row; None leaves them plain.
+
+        Args:
+            gradients: At the head's output, one for each call of the head that is weighed in one.
+            features: The head's inputs that belong to them.
+            training: Whether the head ran in training mode.
+            ranks: That this pass is weighed with; None if it is this one alone.
+            scaled: Whether a GradScaler's scale is in the gradients.
+        """
+        began = time.perf_counter()
+        with torch.no_grad(), _no_autocast(gradients[0].device.type):
+            captured = self._prepare(gradients, features, training, scaled=scaled)
+            try:
+                meeting = None
+                if ranks is not None:  # also if there is trouble here: the others wait
+                    here = captured.features if isinstance(captured, Captured) else None
+                    meeting = meet(ranks, here, self._accumulates())
+                if isinstance(captured, Exception):
+                    raise captured
+                if ranks is not None and meeting is None:
+                    raise Plain("another rank could not weigh its part")
+                weighted = self._solve(gradients, features, captured, ranks, meeting)
+            except Warning:
+                raise  # turned into an error by the user's own filter
+            except Exception as error:
+                if ranks is not None and ranks.broken:
+                    raise
+                self._fall_back(gradients[0], error)
+                return None
+        if weighted is not None and self._last is not None:
+            self._monitor.weighed(self._last.objective, time.perf_counter() - began)
+        return weighted
+
+    def _prepare(
+        self,
+        gradients: Sequence[Tensor],
+        features: Sequence[Features],
+        training: bool,
+        *,
+        scaled: bool,
+    ) -> Captured | Exception:
+        """What this rank has, or why it has nothing."""
+        try:
+            head = self._check(training)
+            self._settle_skipped()
+            self._begin(head)
+            unscale = self._rescale.unscale(gradients[0])
+            return Captured(
+                samples([each() for each in features], self._per),
+                samples(gradients, self._per),
+                unscale=unscale if scaled else None,
+                before=unscale,
+                factor=self._rescale.factor,
+            )
+        except Warning:
+            raise
+        except Exception as error:
+            return error
+
+    def _check(self, training: bool) -> nn.Linear:
+        """The head, if it makes sense to predict its next step."""
+        head = self._head()
+        if head is None:
+            raise Plain("the model is gone")
+        if not training:
+            raise Plain("the head ran in eval mode; call model.train() before training")
+        weight = parameter(head, "weight")
+        if weight is None:
+            raise Plain("the head's weight is computed from others now; call .remove()")
+        if not weight.requires_grad:
+            raise Plain("the head is frozen now; unfreeze it or call .remove()")
+        if self._monitor.overtaken():
+            raise Plain(
+                "the head changes, but not by the optimizer given to primum (was it rebuilt?); "
+                "call .remove() and attach again with the one that trains it"
+            )
+        return head
+
+    def _begin(self, head: nn.Linear) -> None:
+        """At the first arrival of a backward pass: were earlier gradients used, kept or dropped?"""
+        task = backward_id()
+        if task is not None and task == self._backward:
+            return
+        self._backward = task
+        if task is None or not (self._monitor.pending or self._rescale.expects):
+            return
+        kept = None if head.weight.grad is None else head.weight.grad.any()
+        self._monitor.settle(kept)
+        self._rescale.forget(kept)
+
+    def _solve(
+        self,
+        gradients: Sequence[Tensor],
+        features: Sequence[Features],
+        captured: Captured,
+        ranks: Ranks | None,
+        meeting: Meeting | None,
+    ) -> list[Tensor] | None:
+        head = self._head()
+        assert head is not None  # as checked before
+        way, own_rows = None, slice(None)
+        if ranks is not None and meeting is not None:
+            way = self._way(ranks, meeting, captured)
+        if ranks is None or meeting is None or way is None:
+            ranks = None
+            if len(captured.features) == 1:
+                raise Plain(
+                    "a batch of one sample has nothing to trade off and keeps its plain gradient",
+                    counted=False,
+                )
+            drift, solution = weigh(head, self._owners, captured, self._recipe)
+        else:
+            own_rows = meeting.own
+            try:
+                drift, solution = weigh_together(
+                    ranks, meeting, way, head, self._owners, captured, self._recipe
+                )
+            except Exception:
+                if not ranks.broken:  # this rank alone: the others go on
+                    for each in gradients:
+                        self._rescale.miss(each, ranks.mean)
+                raise
+        weighted = list(gradients)
+        if self._apply:
+            weights = solution.extra_weights
+            if ranks is not None:
+                weights = weights.narrow(0, own_rows.start, own_rows.stop - own_rows.start)
+            weighted = reweight(gradients, weights, self._per)
+        if self._backward is not None:
+            mean = None if ranks is None else ranks.mean
+            for each, inputs in zip(weighted, features, strict=True):
+                self._rescale.expect(each, inputs(), captured.unscale, mean)
+        if self._rescale.scaler is None:  # with one, such a step is skipped and expected
+            self._monitor.not_finite(solution.objective)
+        self._report(drift, solution, own=own_rows)
+        return weighted if self._apply else None
+
+    def _report(
+        self, drift: Tensor, solution: Solution, *, own: slice | None = None, why: str = ""
+    ) -> None:
+        weighed = self._apply and not why
+        self._last = StepReport(
+            solution=solution,
+            drift=drift,
+            fallbacks=self._monitor.fallbacks.value,
+            discarded=self._monitor.discarded.value,
+            weighed=weighed,
+            why=why or ("" if weighed else "observe"),
+            own=own or slice(None),
+        )
+
+    def _way(self, ranks: Ranks, meeting: Meeting, captured: Captured) -> str | None:
+        """How to solve with the other ranks; None if that is not worth it."""
+        params = None
+        if self._scope.name == "auto":
+            groups = self._owners["weight"].param_groups
+            params = sum(p.numel() for group in groups for p in group["params"])
+        way = choose_way(
+            ranks,
+            meeting,
+            captured,
+            self._recipe,
+            factorises=uniform(self._owners),
+            params=params,
+        )
+        if way is None:
+            self._monitor.warn(
+                "dear",
+                "solving over all ranks would send more than a quarter of what the gradients do, "
+                "or repeat too much work on each, so each rank solves for its own samples; "
+                'pass scope="global" to solve together all the same, or scope="local" to silence '
+                "this",
+            )
+        return way
+
+    def _accumulates(self) -> bool:
+        head = self._head()
+        parts = [] if head is None else [getattr(head, part) for part in self._owners]
+        return any(part.grad is not None for part in parts)
+
+    def _fall_back(self, gradient: Tensor, error: Exception) -> None:
+        self._rescale.miss(gradient)
+        if isinstance(error, Plain):
+            kind = reason = str(error)
+        else:
+            kind, reason = "error", f"{type(error).__name__}: {error}"
+        if isinstance(error, Plain) and not error.counted:
+            self._monitor.warn(kind, reason)
+        else:
+            self._monitor.fall_back(kind, reason)
+        unknown = torch.full((rows_of(gradient, self._per),), torch.nan, device=gradient.device)
+        evidence = Evidence(lower_bound=unknown.sum(), drift_after=unknown)
+        solution = Solution(torch.zeros_like(unknown), unknown.sum(), 0, evidence)
+        self._report(unknown, solution, why=reason)
+
+    def _settle_skipped(self) -> None:
+        """Put the recipe's state back where a GradScaler skipped the step it was for.
+
+        A scaler skips silently. But `update()` replaces its record of optimizers, and if that is
+        new while the optimizer has not stepped, the steps since were skipped.
+        """
+        record, steps = skip_record(self._rescale.scaler), self._monitor.steps
+        if record is None or not self._monitor.counts:
+            return
+        if self._before_skip is not None and self._before_skip[0] is not record:
+            _, known_steps, state = self._before_skip
+            if known_steps == steps:
+                self._rescale.forget()
+                self._monitor.forget()
+            found_inf = self._monitor.found_inf
+            # SYNC: with fused optimizers and recipes that have a state, alone.
+            moved = found_inf is None or not state or not bool(found_inf)
+            if known_steps == steps or not moved:
+                self._recipe.load_state_dict(state)
+            self._before_skip = None
+        if self._before_skip is None:
+            self._before_skip = record, steps, self._recipe.state_dict()

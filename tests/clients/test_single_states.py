@@ -1,0 +1,141 @@
+"""One sample at a time, as REINFORCE calls its policy: nothing to trade off, so gradients are
+plain."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn, optim
+
+import primum
+from loops import ADAMW, BOTH, SGD, batch, gradients, make, report_of, stir, train
+
+ONE_SAMPLE = "one sample"
+
+
+def one_warning(action: Callable[[], object]) -> None:
+    with pytest.warns(RuntimeWarning, match=ONE_SAMPLE) as caught:
+        action()
+    assert len(caught) == 1
+
+
+@BOTH
+@pytest.mark.parametrize("shape", ["[d]", "[1, d]", "[1, T, d]"])
+def test_plain_and_said_once(kind: Any, options: Any, shape: str) -> None:
+    model, optimizer = make(kind, options)
+    reducer = primum.attach(model, optimizer)
+
+    def loss(net: nn.Module, number: int) -> Tensor:
+        inputs, labels = batch(number, 1, 5) if "T" in shape else batch(number, 1)
+        if shape == "[d]":
+            return F.cross_entropy(net(inputs[0]), labels[0])
+        return F.cross_entropy(net(inputs).movedim(-1, 1), labels)
+
+    def steps() -> None:
+        for number in range(6):
+            optimizer.zero_grad()
+            stir(optimizer)
+            twin = copy.deepcopy(model)
+            twin.zero_grad()
+            loss(twin, number).backward()
+            loss(model, number).backward()
+            assert all(map(torch.equal, gradients(model), gradients(twin)))
+            report = report_of(reducer)
+            assert torch.equal(report.extra_weights, torch.zeros(1, dtype=torch.float64))
+            assert not report.applied
+            assert ONE_SAMPLE in report.reason
+            assert report.fallbacks == 0
+            optimizer.step()
+
+    one_warning(steps)
+
+
+def test_tokens_of_one_sequence_are_many_samples() -> None:
+    model, optimizer = make()
+    reducer = primum.attach(model, optimizer, per="token")
+    for number in range(3):
+        inputs, labels = batch(number, 1, 12)
+        optimizer.zero_grad()
+        stir(optimizer)
+        F.cross_entropy(model(inputs).transpose(1, 2), labels).backward()
+        optimizer.step()
+    assert report_of(reducer).applied
+    assert report_of(reducer).extra_weights.max() > 0.01
+
+
+def test_one_token_is_one_sample() -> None:
+    model, optimizer = make()
+    reducer = primum.attach(model, optimizer, per="token")
+    inputs, labels = batch(0, 1, 1)
+    one_warning(lambda: F.cross_entropy(model(inputs).transpose(1, 2), labels).backward())
+    assert not report_of(reducer).applied
+
+
+def test_the_last_batch_of_an_epoch() -> None:
+    """49 samples in batches of 24: the last one is alone. Its step is plain, the others are not."""
+    model, optimizer = make()
+    reducer = primum.attach(model, optimizer)
+
+    def epochs() -> None:
+        for number in range(3):
+            for rows in (24, 24, 1):
+                train(model, optimizer, 1, first=number, rows=rows)
+                assert report_of(reducer).applied == (rows > 1)
+
+    one_warning(epochs)
+    assert report_of(reducer).fallbacks == 0
+
+
+def test_explicit_form() -> None:
+    model, optimizer = make()
+    reducer = primum.attach(model, optimizer)
+    inputs, labels = batch(0, 1)
+    losses = F.cross_entropy(model(inputs), labels, reduction="none")
+
+    def call() -> None:
+        assert torch.equal(reducer(losses), losses.mean())
+
+    one_warning(call)
+    assert not report_of(reducer).applied
+    assert report_of(reducer).fallbacks == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"), [(optim.SGD, SGD), (optim.Adam, {"lr": 0.01}), (optim.AdamW, ADAMW)]
+)
+def test_reinforce(kind: Any, options: Any) -> None:
+    """The policy sees one state at a time; one backward pass per episode, through all calls.
+
+    The whole run is that of plain training, bit for bit.
+    """
+
+    def run(attached: bool) -> tuple[nn.Module, primum.Reducer | None]:
+        policy, optimizer = make(kind, options)
+        reducer = primum.attach(policy, optimizer) if attached else None
+        rng = torch.Generator().manual_seed(0)
+        for episode in range(4):
+            states, actions = batch(episode, 5 + episode)
+            rewards = torch.randn(len(states), generator=rng, dtype=torch.float64)
+            returns = rewards.flip(0).cumsum(0).flip(0)
+            log_probs = [
+                policy(state).log_softmax(-1)[action]
+                for state, action in zip(states, actions, strict=True)
+            ]
+            optimizer.zero_grad()
+            (-torch.stack(log_probs) * returns).sum().backward()
+            optimizer.step()
+        return policy, reducer
+
+    plain, _ = run(False)
+    with pytest.warns(RuntimeWarning, match=ONE_SAMPLE) as caught:
+        found, reducer = run(True)
+    assert len(caught) == 1
+    assert all(map(torch.equal, found.parameters(), plain.parameters()))
+    assert reducer is not None
+    assert report_of(reducer).fallbacks == 0
+    assert not report_of(reducer).applied

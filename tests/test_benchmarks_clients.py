@@ -1,0 +1,106 @@
+"""The study of other people's scripts runs, and its page says what its results say."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from torch import nn, optim
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "clients.json"
+PAGE = ROOT / "docs" / "clients.md"
+
+
+@pytest.fixture
+def clients(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """The benchmark as its own directory sees it; the tests have a package of that name, too."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    kept = {name: sys.modules.pop(name) for name in [*sys.modules] if name.startswith("clients")}
+    yield importlib.import_module("clients")
+    for name in [*sys.modules]:
+        if name == "clients" or name.startswith(("_clients", "_common")):
+            del sys.modules[name]
+    sys.modules.update(kept)
+
+
+def test_every_script_runs(clients: ModuleType, tmp_path: Path, capsys) -> None:
+    out = tmp_path / "clients.json"
+    before = PAGE.read_text()
+    assert clients.main(["--quick", "--out", str(out)]) == 0
+    content = json.loads(out.read_text())
+    assert [row["script"] for row in content["rows"]] == [
+        script.name for script in clients.SCRIPTS for _ in script.arms
+    ]
+    for row in content["rows"]:
+        assert len(row["plain"]) == len(row["with"]) == 1
+        assert all(value == value for value in row["plain"] + row["with"])  # not NaN
+        assert row["fallbacks"] == 0, row
+        assert row["with_ms"] > 0
+        if "paused" in row["added"]:
+            assert row["extra"]["other_network_off_by"] == 0
+            assert row["discarded"] == 0
+    assert "seeds better" in capsys.readouterr().out
+    assert PAGE.read_text() == before  # a quick run leaves the page alone
+
+
+def test_the_page_is_that_of_the_results(clients: ModuleType) -> None:
+    content = json.loads(RESULTS.read_text())
+    page = PAGE.read_text()
+    assert clients.filled(page, content) == page
+    tables = sys.modules["_clients_page"]
+    assert {name for _, name, _ in tables.MARK.findall(page)} == set(tables.TABLES)
+
+
+def test_results_are_of_all_scripts_and_three_seeds_or_more(clients: ModuleType) -> None:
+    content = json.loads(RESULTS.read_text())
+    found = [(row["script"], row["added"]) for row in content["rows"]]
+    assert found == [(script.name, arm) for script in clients.SCRIPTS for arm in script.arms]
+    assert all(len(row["plain"]) == len(row["with"]) >= 3 for row in content["rows"])
+    assert {"torch", "cpu", "command", "seconds", "primum"} <= content["environment"].keys()
+
+
+def test_the_page_follows_its_results(clients: ModuleType, tmp_path: Path) -> None:
+    content = json.loads(RESULTS.read_text())
+    content["rows"][0]["with"] = [value / 2 for value in content["rows"][0]["plain"]]
+    out, page = tmp_path / "clients.json", tmp_path / "clients.md"
+    out.write_text(json.dumps(content))
+    page.write_text(PAGE.read_text())
+    assert clients.main(["--render", "--out", str(out), "--page", str(page)]) == 0
+    assert "+50.0 ± 0.0" in page.read_text()
+
+
+@pytest.mark.parametrize(
+    ("more_is_better", "with_it", "wins", "change"),
+    [(False, [1.0, 3.0], 1, "+0.0 ± 70.7"), (True, [3.0, 3.0], 2, "+50.0 ± 0.0")],
+)
+def test_better_is_better(
+    clients: ModuleType, more_is_better: bool, with_it: list[float], wins: int, change: str
+) -> None:
+    page = sys.modules["_clients_page"]
+    row = {"plain": [2.0, 2.0], "with": with_it, "more_is_better": more_is_better}
+    assert page.wins(row) == wins
+    assert page.change_cell(row) == change
+
+
+def test_without_the_line_nothing_is_attached(clients: ModuleType) -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 2))
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    run = clients.Run(0, None)
+    assert run.attach(model, optimizer) is None
+    assert not model[1]._forward_hooks
+    for _ in range(3):
+        model(torch.randn(4, 4)).sum().backward()
+        optimizer.step()
+    assert len(run.steps) == 2  # from one step to the next
+
+
+def test_unknown_script(clients: ModuleType) -> None:
+    with pytest.raises(SystemExit, match="no script has 'nothing' in its name; there are: ResNet"):
+        clients.main(["--only", "nothing"])
