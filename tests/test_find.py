@@ -47,6 +47,11 @@ class Timm(nn.Module):
         return self.told(self)
 
 
+def attention() -> nn.Module:
+    """A transformer's block in which all is linear layers and norms."""
+    return net(norm=nn.LayerNorm(8), qkv=Linear(8, 24), project=Linear(8, 8), mlp=mlp(8, 16, 8))
+
+
 class Declares(nn.Module):
     """As Transformers' language models: a method names the layer over the vocabulary."""
 
@@ -210,6 +215,26 @@ FOUND: dict[str, tuple[nn.Module, str]] = {
     "embeddings as blocks, registered last": (
         net(body=Encoder(), out=Linear(8, 99), words=net(table=nn.Embedding(99, 8))),
         "out",
+    ),
+    "a transformer of linear layers": (
+        net(embed=Linear(4, 8), blocks=nn.Sequential(attention(), attention()), out=Linear(8, 3)),
+        "out",
+    ),
+    "a transformer of linear layers, under a usual name": (
+        net(head=Linear(8, 3), embed=Linear(4, 8), blocks=nn.ModuleList([attention()])),
+        "head",
+    ),
+    "a perceptron with shortcuts": (
+        net(
+            stem=Linear(5, 8),
+            blocks=nn.ModuleList([mlp(8, 16, 8), mlp(8, 16, 8)]),
+            out=Linear(8, 2),
+        ),
+        "out",
+    ),
+    "pooling by attention": (
+        net(body=conv_body(), pool=net(score=Linear(8, 1)), fc=Linear(8, 10)),
+        "fc",
     ),
     "two inputs": (net(user=Linear(10, 32), item=Linear(20, 32), out=Linear(64, 1)), "out"),
     "an image and numbers": (

@@ -218,20 +218,25 @@ def _with_rivals(
         return [] if any(entry(child) == (nn.Linear, outputs) for child in children) else ends
     square = head is chosen and keeps_width(head) and not certain
     for place, child in enumerate(children):
-        if child is chosen or not (may_end(child) or (_declared(child) and not certain)):
+        after = place > children.index(chosen)
+        block = not isinstance(child, (nn.Linear, nn.Sequential, *CONVOLUTIONS))
+        if child is chosen or (certain and block and not after):
+            continue  # a block before a head of a usual name: a router, a pooling by attention
+        if not may_end(child) and (certain or not _declared(child)):
             continue
         later = [chosen, *children[place + 1 :]]
+        twin = square and is_linear(child) and width(child) == outputs  # as CLIP's projections
+        if not twin and any(entry(each) == (nn.Linear, width(child)) for each in later):
+            continue
         same_input = entry(child) in (entry(chosen), (nn.Linear, outputs))
         for end in _ends(child):
             taken = any(takes(each, end) for each in later)
             if isinstance(end, CONVOLUTIONS):
-                beside = children.index(chosen) < place or keeps_width(chosen)
-            elif square and child is end and width(end) == outputs:
-                beside, taken = True, False  # x -> n, n -> n: a chain, or CLIP's two projections
+                beside = after or keeps_width(chosen)
             else:
                 passed_on = any(not may_end(each) for each in later[1:])
                 beside = same_input or (width(end) == outputs and not passed_on)
-            if beside and not taken:
+            if twin or (beside and not taken):
                 rivals.append(end)
     return ends + rivals
 
