@@ -111,12 +111,14 @@ class PrimumCallback(TrainerCallback, ExportableState):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        self._attachment.end()
+        summary = self._attachment.end()
+        if state.is_world_process_zero:
+            logger.info(summary)
 
     def state(self) -> dict[str, Any]:
         """What the Trainer writes into `trainer_state.json`.
 
-        `args` and `attributes` are for a Trainer that makes its callbacks anew from a checkpoint
+        `args` and `attributes` are for a Trainer that makes its callbacks again from a checkpoint
         (`restore_callback_states_from_checkpoint=True`).
         """
         kept = {name: value for name, value in self._settings.items() if _fits_json(value)}
