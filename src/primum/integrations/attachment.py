@@ -81,7 +81,7 @@ class Attachment:
     @property
     def headline(self) -> str:
         """Which layer is weighed, for the first line of a log."""
-        name = getattr(self.reducer, "head_name", "")
+        name = "no layer" if self.reducer is None else self.reducer.head_name
         return f"primum: sample weights are applied at the output of {name}"
 
     def figures(self) -> dict[str, float]:
