@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] not in COMMANDS:
-        top_level().parse_args(words or ["--help"])  # exits: help, version or an error
+        top_level().parse_args(words)  # exits: help, version or an error
     from primum.experiments.cli import main as run
 
     return run(words)

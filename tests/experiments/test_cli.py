@@ -43,6 +43,7 @@ def test_help_and_version_do_not_import_torch() -> None:
         (["reproduce"], 2, "choose one of table1"),
         (["inspect", "--checkpoint", "a.pt", "--train-steps", "3"], 2, "give one"),
         (["cook"], 2, "invalid choice: 'cook'"),
+        ([], 2, "required: command"),
     ],
 )
 def test_help_and_bad_arguments(
