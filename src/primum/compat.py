@@ -7,7 +7,7 @@ describes, and a warning where results change; never the import, and never a tra
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
 from typing import Any, TypeVar
@@ -140,6 +140,19 @@ def unhooked(function: Any) -> Any:
     return function
 
 
+def same_step(kind: type[Optimizer], known: type[Optimizer]) -> bool:
+    """Whether a class steps as `known` does. Fallback: judged by `step` alone."""
+    return all(
+        unhooked(getattr(kind, name, None)) is unhooked(getattr(known, name, None))
+        for name in ("step", "_init_group")
+    )
+
+
+def runs_hooks(optimizer: Optimizer) -> bool:
+    """Whether step hooks see the steps of an optimizer. Fallback: no, steps are not counted."""
+    return hasattr(optimizer, "_optimizer_step_post_hooks")
+
+
 def skip_record(scaler: Any) -> object | None:
     """An object that a GradScaler replaces in each `update()`. Fallback: None, not known."""
     return getattr(scaler, "_per_optimizer_states", None)
@@ -153,3 +166,41 @@ def running_wrapper() -> nn.parallel.DistributedDataParallel | None:
 def joins(wrapper: nn.parallel.DistributedDataParallel) -> bool:
     """Whether ranks without data left skip forward passes (`join()`). Fallback: no."""
     return bool(getattr(getattr(wrapper, "_join_config", None), "enable", False))
+
+
+def uncompiled(model: nn.Module) -> nn.Module:
+    """The model inside `torch.compile`. Fallback: the compiled one."""
+    inner: nn.Module = getattr(model, "_orig_mod", model)
+    return inner
+
+
+def batch_norm(module: nn.Module) -> bool:
+    """Whether a module normalises over a batch. Fallback: only torch's own classes are known."""
+    kind = private("torch.nn.modules.batchnorm", "_BatchNorm")
+    known = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+    return isinstance(module, known if kind is None else kind)
+
+
+def instance_norm(module: nn.Module) -> bool:
+    """Whether a module is an instance norm. Fallback: only torch's own classes are known."""
+    kind = private("torch.nn.modules.instancenorm", "_InstanceNorm")
+    known = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+    return isinstance(module, known if kind is None else kind)
+
+
+def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
+    """`function` of each leaf. Fallback: in lists, tuples and mappings, none of other classes."""
+    whole = private("torch.utils._pytree", "tree_map")
+    if whole is not None:
+        return whole(function, tree)
+    if isinstance(tree, Mapping):
+        return {key: tree_map(function, value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        mapped = [tree_map(function, each) for each in tree]
+        return type(tree)(*mapped) if hasattr(tree, "_fields") else type(tree)(mapped)
+    return function(tree)
+
+
+def map_tensors(function: Callable[[Tensor], Any], tree: Any) -> Any:
+    """`function` of each tensor; other leaves as they are."""
+    return tree_map(lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf, tree)

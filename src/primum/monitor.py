@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
-from primum.compat import eager, parameter, version
+from primum.compat import eager, parameter, runs_hooks, version
 from primum.rules import on_host, read
 from primum.warn import Count, warn
 
@@ -56,7 +56,7 @@ class Monitor:
         self.fallbacks, self.discarded = Count(head.weight.device), Count(head.weight.device)
         self.steps = 0
         self.found_inf: Tensor | None = None
-        self.counts = hasattr(optimizer, "_optimizer_step_post_hooks")
+        self.counts = runs_hooks(optimizer)
         self._name, self._head = name, weakref.ref(head)
         self._on_step = on_step
         self._warned: set[str] = set()
@@ -221,7 +221,7 @@ class _Steps:
         self._head, self._name = weakref.ref(head), name
         self._optimizer = weakref.ref(optimizer)
         self._others: weakref.WeakKeyDictionary[Optimizer, bool] = weakref.WeakKeyDictionary()
-        self._idle = 0
+        self._idle, self._failed = 0, False
         # A head that was replaced before needs no warning any more.
         self._keep_if(lambda each: each._model() is not model or each._in_model())
         self._all.append(self)
@@ -247,6 +247,15 @@ class _Steps:
             self._notice_idle()
         if monitor is not None and own:
             monitor.after_step(getattr(stepped, "found_inf", None))
+
+    def fail(self, error: Exception) -> None:
+        """Warn of an error of ours, once."""
+        if not self._failed:
+            self._failed = True
+            warn(
+                f"steps at {self._name!r} cannot be followed, so discarded gradients and training "
+                f"that bypasses it go unnoticed: {type(error).__name__}: {error}"
+            )
 
     def _in_model(self) -> bool:
         head, model = self._head(), self._model()
@@ -290,4 +299,9 @@ class _Steps:
 @eager
 def _after_step(stepped: Optimizer, *_: Any) -> None:
     for each in list(_Steps._all):
-        each.after_step(stepped)
+        try:
+            each.after_step(stepped)
+        except Warning:
+            raise  # turned into an error by the user's own filter
+        except Exception as error:  # the user's step is made, and goes on
+            each.fail(error)

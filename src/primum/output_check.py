@@ -45,6 +45,14 @@ class OutputCheck:
         if not outputs:
             return
         self.remove()
+        try:
+            self._look(outputs)
+        except Warning:
+            raise  # turned into an error by the user's own filter
+        except Exception as error:
+            self._warn(f"whether {self._name!r} makes the model's output cannot be seen: {error!r}")
+
+    def _look(self, outputs: list[Node]) -> None:
         found = [_trace(node, self._key()) for node in outputs]
         if any(hidden for _, _, hidden in found) or (True, False, False) in found:
             return

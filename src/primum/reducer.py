@@ -5,9 +5,9 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
+from functools import partial, wraps
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +20,29 @@ from primum.ranks import Ranks, Scope
 from primum.recipe import Recipe
 from primum.report import StepReport
 from primum.weighing import Features, Weighing
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _guarded(method: Method) -> Method:
+    """A method that torch calls in a user's pass: an error of ours there means plain gradients."""
+
+    @wraps(method)
+    def call(self: Reducer, *args: Any) -> Any:
+        try:
+            return method(self, *args)
+        except Warning:
+            raise  # turned into an error by the user's own filter
+        except Exception as error:
+            if self._scope.broken:
+                raise
+            self._monitor.passes += 1  # it came by here
+            gradients = [each for each in args if isinstance(each, Tensor)]
+            self._fall_back(gradients[-1], error)
+            return None
+
+    guarded: Any = call
+    return guarded  # type: ignore[no-any-return]
 
 
 class Reducer(Weighing):
@@ -221,6 +244,7 @@ class Reducer(Weighing):
 
     # --- what the listener calls ------------------------------------------------------------------
 
+    @_guarded
     def on_forward(self, head: nn.Module, features: Tensor, output: Tensor) -> None:
         """The head ran: register for the gradient of its output."""
         own = self._head()
@@ -240,6 +264,7 @@ class Reducer(Weighing):
         output.register_hook(hook)  # type: ignore[no-untyped-call]
 
     @eager
+    @_guarded
     def _on_gradient(self, made: Pass, gradient: Tensor) -> Tensor | None:
         """The gradient arrived: hand on the weighted one. None leaves it as it is."""
         head = self._head()
@@ -252,6 +277,7 @@ class Reducer(Weighing):
         made.release()
         return weighted
 
+    @_guarded
     def on_compiled(self, gradient: Tensor, features: Features, training: bool) -> Tensor | None:
         """The same in a compiled graph, which hands over the head's input itself."""
         return self._on_arrival(gradient, features, training, self._ranks())
