@@ -221,7 +221,8 @@ class _Steps:
         self._head, self._name = weakref.ref(head), name
         self._optimizer = weakref.ref(optimizer)
         self._others: weakref.WeakKeyDictionary[Optimizer, bool] = weakref.WeakKeyDictionary()
-        self._idle, self._failed = 0, False
+        self._idle = 0
+        self._warned: set[str] = set()
         # A head that was replaced before needs no warning any more.
         self._keep_if(lambda each: each._model() is not model or each._in_model())
         self._all.append(self)
@@ -248,14 +249,11 @@ class _Steps:
         if monitor is not None and own:
             monitor.after_step(getattr(stepped, "found_inf", None))
 
-    def fail(self, error: Exception) -> None:
-        """Warn of an error of ours, once."""
-        if not self._failed:
-            self._failed = True
-            warn(
-                f"steps at {self._name!r} cannot be followed, so discarded gradients and training "
-                f"that bypasses it go unnoticed: {type(error).__name__}: {error}"
-            )
+    def warn(self, kind: str, message: str) -> None:
+        """Warn, the first time for each kind; also once the Reducer is gone."""
+        if kind not in self._warned:
+            self._warned.add(kind)
+            warn(message)
 
     def _in_model(self) -> bool:
         head, model = self._head(), self._model()
@@ -288,12 +286,8 @@ class _Steps:
                 "no backward pass went through it: is it the layer that makes the model's output? "
                 "If not, pass head="
             )
-        message = f"{IDLE_STEPS} optimizer steps, but nothing was weighed at {self._name!r}; {why}"
-        monitor = self._monitor()
-        if monitor is None:
-            warn(message)
-        else:
-            monitor.warn("idle", message)
+        steps = f"{IDLE_STEPS} optimizer steps"
+        self.warn("idle", f"{steps}, but nothing was weighed at {self._name!r}; {why}")
 
 
 @eager
@@ -303,5 +297,6 @@ def _after_step(stepped: Optimizer, *_: Any) -> None:
             each.after_step(stepped)
         except Warning:
             raise  # turned into an error by the user's own filter
-        except Exception as error:  # the user's step is made, and goes on
-            each.fail(error)
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+            each.warn("error", f"steps of {each._name!r} cannot be followed: {why}")

@@ -22,13 +22,15 @@ class OutputCheck:
 
     Args:
         model: As passed to `attach`.
-        key: A reference to the Reducer, whose `Pass` marks the head's output in the graph.
+        key: A reference to the Reducer, whose `Pass` marks the head's output in the graph. If it
+            has made none (the head was not called, is frozen, or runs in a compiled graph),
+            nothing is said here; the `Monitor` notices what matters.
         name: The head's name.
         warn: Takes a message.
     """
 
     def __init__(
-        self, model: nn.Module, key: Callable[[], object], name: str, warn: Callable[[str], None]
+        self, model: nn.Module, key: Callable[[], Any], name: str, warn: Callable[[str], None]
     ) -> None:
         self._key, self._name, self._warn = key, name, warn
         self._hook = Hook(model, self, prepend=False)
@@ -46,7 +48,9 @@ class OutputCheck:
             return
         self.remove()
         try:
-            self._look(outputs)
+            reducer = self._key()
+            if reducer is not None and reducer.marked:
+                self._look(outputs)
         except Warning:
             raise  # turned into an error by the user's own filter
         except Exception as error:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial, wraps
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -41,8 +41,7 @@ def _guarded(method: Method) -> Method:
             self._fall_back(gradients[-1], error)
             return None
 
-    guarded: Any = call
-    return guarded  # type: ignore[no-any-return]
+    return cast(Method, call)
 
 
 class Reducer(Weighing):
@@ -82,8 +81,8 @@ class Reducer(Weighing):
             scope=scope,
             name=name,
         )
-        self.enabled = True
-        self.head_name = name
+        self.enabled, self.head_name = True, name
+        self.marked = False  # whether the head has run in eager mode, for the `OutputCheck`
         # The head owns the listener, and that owns us: weak references upwards make no cycle.
         self._listener: weakref.ref[Listener] | None = weakref.ref(Listener(head, self))
         self._output_check = None
@@ -111,11 +110,8 @@ class Reducer(Weighing):
     def __repr__(self) -> str:
         head, recipe = self._head(), self._recipe
         shape = "" if head is None else f" ({head.in_features} -> {head.out_features})"
-        settings = [
-            f"{name}={value:g}"
-            for name in ("radius", "max_extra_weight")
-            if isinstance(value := getattr(recipe, name, None), int | float)
-        ]
+        found = [(name, getattr(recipe, name, None)) for name in ("radius", "max_extra_weight")]
+        settings = [f"{name}={value:g}" for name, value in found if value is not None]
         state = "attached" if self._listener else "removed"
         return (
             f"Reducer(head={self.head_name!r}{shape}, optimizer={type(self.optimizer).__name__}, "
@@ -259,6 +255,7 @@ class Reducer(Weighing):
         if weight is not None and not weight.requires_grad:
             return  # frozen for this pass: it trains something else
         made = Pass(self, own, features, output)
+        self.marked = True
         made.ranks = self._ranks()
         hook: Callable[[Tensor], Tensor | None] = partial(self._on_gradient, made)
         output.register_hook(hook)  # type: ignore[no-untyped-call]
