@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.optim import Optimizer
 
+FORWARD_HOOKS = "_forward_hooks"  # with what else begins so: what a module keeps about each
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -72,11 +74,13 @@ def executes_in_graph(weight: Tensor) -> bool:
     Custom operations run below autograd, where a tensor has no node; the dispatch keys are put back
     for a moment to find it. Fallback: yes.
     """
-    c = torch._C
+    keys, kinds = private("torch._C", "DispatchKeySet"), private("torch._C", "DispatchKey")
+    included = private("torch._C", "_dispatch_tls_local_include_set")
+    force = private("torch._C", "_ForceDispatchKeyGuard")
+    if None in (keys, kinds, included, force):
+        return True
     try:
-        included = c._dispatch_tls_local_include_set()
-        nothing = c.DispatchKeySet(c.DispatchKey.Undefined)
-        with c._ForceDispatchKeyGuard(included, nothing), torch.enable_grad():
+        with force(included(), keys(kinds.Undefined)), torch.enable_grad():
             node = torch.autograd.graph.get_gradient_edge(weight).node
     except (AttributeError, RuntimeError):
         return True
@@ -119,7 +123,7 @@ def version(tensor: Tensor) -> int:
 
 def forward_hooks(module: nn.Module) -> dict[int, Any]:
     """The forward hooks of a module by their ids. Fallback: none are seen."""
-    hooks: dict[int, Any] = getattr(module, "_forward_hooks", {})
+    hooks: dict[int, Any] = getattr(module, FORWARD_HOOKS, {})
     return hooks
 
 

@@ -210,12 +210,7 @@ class _Steps:
     _hook: ClassVar[RemovableHandle | None] = None  # one for the process
 
     def __init__(
-        self,
-        monitor: Monitor,
-        model: nn.Module,
-        head: nn.Linear,
-        name: str,
-        optimizer: Optimizer,
+        self, monitor: Monitor, model: nn.Module, head: nn.Linear, name: str, optimizer: Optimizer
     ) -> None:
         self._monitor, self._model = weakref.ref(monitor), weakref.ref(model)
         self._head, self._name = weakref.ref(head), name
