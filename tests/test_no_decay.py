@@ -36,9 +36,11 @@ class Kept:
     def __init__(self, recipe: Any) -> None:
         self.recipe, self.name, self.metric = recipe, recipe.name, recipe.metric
         self.products = recipe.products
+        self.calls: list[tuple[Any, Tensor, Tensor, Any]] = []
 
     def __call__(self, gram: Any, drift: Tensor, size: Tensor, lr: Any) -> Solution:
         self.gram, self.drift, self.size, self.lr = gram, drift, size, lr
+        self.calls.append((gram, drift, size, lr))
         found: Solution = self.recipe(gram, drift, size, lr)
         return found
 
@@ -102,13 +104,15 @@ def test_the_papers_recipe_takes_its_branch_for_sgd() -> None:
     first, second = gram_matrices(recipe.gram, 1)
     assert first is second
     step, flat = moved / 0.1, rows.flatten(1)
-    oracle = Paper()
-    oracle._calls = 2  # the seed of its power iterations
     gram = flat @ flat.t()
     torch.testing.assert_close(first, gram, rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(recipe.drift, flat @ step.flatten(), rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(recipe.size, step.norm())
-    assert weights.shape == (24,)
+    oracle = Paper()
+    for earlier in recipe.calls[:-1]:  # its guards remember
+        oracle(*earlier)
+    literal = oracle.solve(gram, gram, flat @ step.flatten(), step.square().sum(), 0.1)
+    torch.testing.assert_close(weights, literal.extra_weights, rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("recipe", [PRECISE, Paper(PaperSettings(gain_rank=4))], ids=["ours", "paper"])

@@ -100,9 +100,8 @@ def test_an_error_after_a_step(name: str, monkeypatch: pytest.MonkeyPatch) -> No
     if name == "_notice_bypass":  # reached by gradients that did not come through the hook
         monkeypatch.setattr("primum.capture.Listener._forward", lambda *_: None)
     monkeypatch.setattr(Monitor, name, broken)
-    steps = [hook for hook in (lambda *_: stepped.append(1),)]
     stepped: list[int] = []
-    optimizer.register_step_post_hook(steps[0])
+    optimizer.register_step_post_hook(lambda *_: stepped.append(1))
     before = [p.detach().clone() for p in model.parameters()]
     with pytest.warns(RuntimeWarning, match="cannot be followed: ZeroDivisionError") as caught:
         run(model, optimizer, 0)

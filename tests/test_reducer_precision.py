@@ -38,7 +38,7 @@ class Fixed:
 
 @HALVES
 @pytest.mark.parametrize("shape", [(16,), (16, 3)], ids=["flat", "sequence"])
-@pytest.mark.parametrize("extra", [0.003, 0.0007, 1.3])
+@pytest.mark.parametrize("extra", [0.003, 0.3])
 def test_multiplied_in_float32_and_rounded_once(
     dtype: torch.dtype, shape: tuple[int, ...], extra: float
 ) -> None:
@@ -67,7 +67,6 @@ def test_the_weights_of_the_report_are_those_applied(dtype: torch.dtype) -> None
     head = nn.Linear(6, 4).to(dtype)
     optimizer = optim.SGD(head.parameters(), lr=0.1, momentum=0.9)
     reducer = primum.attach(head, optimizer)
-    small = 0
     for number in range(6):
         inputs, labels = batch(number, 24, dtype=dtype)
         optimizer.zero_grad()
@@ -82,7 +81,6 @@ def test_the_weights_of_the_report_are_those_applied(dtype: torch.dtype) -> None
         report = report_of(reducer)
         weights = report.extra_weights
         assert weights.dtype == torch.float32
-        small += int(((weights > 0) & (weights < torch.finfo(dtype).eps / 2)).sum())
         expected = (arriving.float() * (1 + weights).unsqueeze(1)).to(dtype)
         assert torch.equal(handed_on[0], expected)
         optimizer.step()
