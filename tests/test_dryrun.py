@@ -63,13 +63,13 @@ HELD: dict[str, Callable[[nn.Module], Any]] = {
 
 
 def model_in(held: Any) -> nn.Module:
-    return held if isinstance(held, nn.Module) else held[0] if isinstance(held, list) else held.model
+    return (
+        held if isinstance(held, nn.Module) else held[0] if isinstance(held, list) else held.model
+    )
 
 
 @pytest.mark.parametrize("hold", HELD.values(), ids=HELD)
-def test_a_model_on_the_optimizer_is_not_copied(
-    hold: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_on_the_optimizer_is_not_copied(hold: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     model = network()
     optimizer = Signs(model.parameters(), held=hold(model))
     seen: list[bool] = []

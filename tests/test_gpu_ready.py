@@ -32,8 +32,8 @@ OPTIMIZERS: dict[str, Callable[..., optim.Optimizer]] = {
 by_route = pytest.mark.parametrize("route", ROUTES)
 by_optimizer = pytest.mark.parametrize("kind", OPTIMIZERS)
 
-PER_ITERATION = {"dense": 15, "matrix-free": 19}  # dispatched operations
-OUTSIDE = 95
+PER_ITERATION = {"dense": 14, "matrix-free": 19}  # dispatched operations
+OUTSIDE = 92
 
 # Operations that hand a value to the host, or a shape that depends on one.
 SYNCS = {

@@ -115,7 +115,9 @@ def test_the_papers_recipe_takes_its_branch_for_sgd() -> None:
     torch.testing.assert_close(weights, literal.extra_weights, rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize("recipe", [PRECISE, Paper(PaperSettings(gain_rank=4))], ids=["ours", "paper"])
+@pytest.mark.parametrize(
+    "recipe", [PRECISE, Paper(PaperSettings(gain_rank=4))], ids=["ours", "paper"]
+)
 @pytest.mark.parametrize("bias_lr", [0.02, 0.5])
 def test_with_two_rates_everything_is_exact(bias_lr: float, recipe: Any) -> None:
     head, optimizer = no_decay(bias_lr)

@@ -88,7 +88,9 @@ def test_outputs_that_the_head_makes(finish: Any) -> None:
 
 def test_a_model_output_of_transformers() -> None:
     outputs = pytest.importorskip("transformers.modeling_outputs")
-    model = Net(lambda logits, features: outputs.SequenceClassifierOutput(None, logits, (features,)))
+    model = Net(
+        lambda logits, features: outputs.SequenceClassifierOutput(None, logits, (features,))
+    )
     attached(model)
     model(inputs()).logits.sum().backward()
     assert not checked(model)

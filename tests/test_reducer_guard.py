@@ -155,9 +155,7 @@ class TestNotFinite:
 
     @pytest.mark.parametrize("on_device", [False, True], ids=["host", "device"])
     @pytest.mark.parametrize("kind", [optim.SGD, optim.AdamW])
-    def test_reported(
-        self, kind: Any, on_device: bool, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_reported(self, kind: Any, on_device: bool, monkeypatch: pytest.MonkeyPatch) -> None:
         model, optimizer = make(kind, SGD if kind is optim.SGD else {"lr": 0.01})
         reducer = primum.attach(model, optimizer)
         if on_device:

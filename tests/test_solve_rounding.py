@@ -23,7 +23,11 @@ exponents = st.floats(-8, 8)
 def problems(draw: Any) -> tuple[MatrixFree, Tensor, Tensor]:
     """Factors, drift and reach of one step, all in float32."""
     rng = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
-    batch, inputs, outputs = draw(st.integers(1, 40)), draw(st.integers(1, 70)), draw(st.integers(1, 10))
+    batch, inputs, outputs = (
+        draw(st.integers(1, 40)),
+        draw(st.integers(1, 70)),
+        draw(st.integers(1, 10)),
+    )
     x, g = torch.randn(batch, inputs, generator=rng), torch.randn(batch, outputs, generator=rng)
     spread = draw(st.sampled_from([0, 0, 8, 16]))  # decades between the samples' gradients
     g *= 10.0 ** (spread * (torch.rand(batch, 1, generator=rng) - 0.5))
@@ -61,7 +65,9 @@ def problems(draw: Any) -> tuple[MatrixFree, Tensor, Tensor]:
 
 @pytest.mark.parametrize("path", ["host", "device"])
 @pytest.mark.parametrize("form", ["dense", "matrix-free"])
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(data=problems())
 def test_judged_in_float64(
     data: tuple[MatrixFree, Tensor, Tensor], form: str, path: str, monkeypatch: pytest.MonkeyPatch

@@ -82,7 +82,9 @@ def probe_of(seen: Seen, grad: Tensor, lr: Scalar) -> tuple[Optimizer, Tensor]:
     parts["param_groups"] = [{**seen.group, "params": [param]} | ({} if own_rate else {"lr": lr})]
     nothing = torch.empty(0)
     memo: dict[int, Any] = {id(p): nothing for g in optimizer.param_groups for p in g["params"]}
-    memo |= {id(x): copied(x) for x in _leaves(list(state.values()), set()) if isinstance(x, Tensor)}
+    memo |= {
+        id(x): copied(x) for x in _leaves(list(state.values()), set()) if isinstance(x, Tensor)
+    }
     memo |= {id(x): x for x in _leaves(list(parts.values()), set()) if isinstance(x, nn.Module)}
     try:
         vars(probe).update(copy.deepcopy(parts, memo | {id(optimizer): probe, id(param): clone}))
