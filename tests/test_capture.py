@@ -392,7 +392,7 @@ class TestCompile:
         assert expected.max() > 0.01
         model.zero_grad()
         compiled = torch.compile(loss_of, backend="aot_eager", fullgraph=True)
-        with pytest.warns(RuntimeWarning, match="discarded"):
+        with pytest.warns(RuntimeWarning, match="discarded without one"):
             compiled(inputs, labels).backward()
         report = report_of(reducer)
         assert report.extra_weights is not expected

@@ -7,7 +7,7 @@ describes, and a warning where results change; never the import, and never a tra
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib import import_module
@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.optim import Optimizer
+
+FORWARD_HOOKS = "_forward_hooks"  # with what else begins so: what a module keeps about each
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -73,11 +75,13 @@ def executes_in_graph(weight: Tensor) -> bool:
     Custom operations run below autograd, where a tensor has no node; the dispatch keys are put back
     for a moment to find it. Fallback: yes.
     """
-    c = torch._C
+    keys, kinds = private("torch._C", "DispatchKeySet"), private("torch._C", "DispatchKey")
+    included = private("torch._C", "_dispatch_tls_local_include_set")
+    force = private("torch._C", "_ForceDispatchKeyGuard")
+    if None in (keys, kinds, included, force):
+        return True
     try:
-        included = c._dispatch_tls_local_include_set()
-        nothing = c.DispatchKeySet(c.DispatchKey.Undefined)
-        with c._ForceDispatchKeyGuard(included, nothing), torch.enable_grad():
+        with force(included(), keys(kinds.Undefined)), torch.enable_grad():
             node = torch.autograd.graph.get_gradient_edge(weight).node
     except (AttributeError, RuntimeError):
         return True
@@ -120,7 +124,7 @@ def version(tensor: Tensor) -> int:
 
 def forward_hooks(module: nn.Module) -> dict[int, Any]:
     """The forward hooks of a module by their ids. Fallback: none are seen."""
-    hooks: dict[int, Any] = getattr(module, "_forward_hooks", {})
+    hooks: dict[int, Any] = getattr(module, FORWARD_HOOKS, {})
     return hooks
 
 
@@ -139,6 +143,19 @@ def unhooked(function: Any) -> Any:
     while getattr(function, "__code__", None) is wrapper:
         function = function.__wrapped__
     return function
+
+
+def same_step(kind: type[Optimizer], known: type[Optimizer]) -> bool:
+    """Whether a class steps as `known` does. Fallback: judged by `step` alone."""
+    return all(
+        unhooked(getattr(kind, name, None)) is unhooked(getattr(known, name, None))
+        for name in ("step", "_init_group")
+    )
+
+
+def runs_hooks(optimizer: Optimizer) -> bool:
+    """Whether step hooks see the steps of an optimizer. Fallback: no, steps are not counted."""
+    return hasattr(optimizer, "_optimizer_step_post_hooks")
 
 
 def skip_record(scaler: Any) -> object | None:
@@ -161,3 +178,41 @@ def no_autocast(device_type: str) -> AbstractContextManager[object]:
     if torch.is_autocast_enabled(device_type):
         return torch.autocast(device_type, enabled=False)
     return nullcontext()
+
+
+def uncompiled(model: nn.Module) -> nn.Module:
+    """The model inside `torch.compile`. Fallback: the compiled one."""
+    inner: nn.Module = getattr(model, "_orig_mod", model)
+    return inner
+
+
+def batch_norm(module: nn.Module) -> bool:
+    """Whether a module normalises over a batch. Fallback: only torch's own classes are known."""
+    kind = private("torch.nn.modules.batchnorm", "_BatchNorm")
+    known = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+    return isinstance(module, known if kind is None else kind)
+
+
+def instance_norm(module: nn.Module) -> bool:
+    """Whether a module is an instance norm. Fallback: only torch's own classes are known."""
+    kind = private("torch.nn.modules.instancenorm", "_InstanceNorm")
+    known = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+    return isinstance(module, known if kind is None else kind)
+
+
+def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
+    """`function` of each leaf. Fallback: in lists, tuples and mappings, none of other classes."""
+    whole = private("torch.utils._pytree", "tree_map")
+    if whole is not None:
+        return whole(function, tree)
+    if isinstance(tree, Mapping):
+        return {key: tree_map(function, value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        mapped = [tree_map(function, each) for each in tree]
+        return type(tree)(*mapped) if hasattr(tree, "_fields") else type(tree)(mapped)
+    return function(tree)
+
+
+def map_tensors(function: Callable[[Tensor], Any], tree: Any) -> Any:
+    """`function` of each tensor; other leaves as they are."""
+    return tree_map(lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf, tree)

@@ -6,6 +6,7 @@ import copy
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Mapping
 from functools import cache
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -81,8 +82,10 @@ def probe_of(seen: Seen, grad: Tensor, lr: Scalar) -> tuple[Optimizer, Tensor]:
     parts["param_groups"] = [{**seen.group, "params": [param]} | ({} if own_rate else {"lr": lr})]
     nothing = torch.empty(0)
     memo: dict[int, Any] = {id(p): nothing for g in optimizer.param_groups for p in g["params"]}
-    memo |= {id(x): copied(x) for x in _leaves(list(state.values())) if isinstance(x, Tensor)}
-    memo |= {id(x): x for x in _leaves(list(parts.values())) if isinstance(x, nn.Module)}
+    memo |= {
+        id(x): copied(x) for x in _leaves(list(state.values()), set()) if isinstance(x, Tensor)
+    }
+    memo |= {id(x): x for x in _leaves(list(parts.values()), set()) if isinstance(x, nn.Module)}
     try:
         vars(probe).update(copy.deepcopy(parts, memo | {id(optimizer): probe, id(param): clone}))
     except (TypeError, RuntimeError) as error:
@@ -105,12 +108,19 @@ def _without_hooks(kind: Any) -> Any:
     return type(kind.__name__, (kind, *above), {"step": unhooked(kind.step)})
 
 
-def _leaves(tree: Any) -> Iterator[Any]:
-    """What is in nested lists, tuples and dicts."""
-    if isinstance(tree, Mapping):
-        tree = list(tree.values())
-    if not isinstance(tree, list | tuple):
-        yield tree
+def _leaves(tree: Any, seen: set[int]) -> Iterator[Any]:
+    """What is in nested lists, tuples, dicts and the attributes of objects, each once."""
+    if id(tree) in seen:
         return
-    for each in tree:
-        yield from _leaves(each)
+    seen.add(id(tree))
+    yield tree
+    if isinstance(tree, Mapping):
+        below = list(tree.values())
+    elif isinstance(tree, list | tuple):
+        below = list(tree)
+    elif isinstance(tree, Tensor | nn.Module | Optimizer | type | ModuleType):
+        return
+    else:
+        below = list(getattr(tree, "__dict__", {}).values())
+    for each in below:
+        yield from _leaves(each, seen)

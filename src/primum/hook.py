@@ -11,7 +11,7 @@ from typing import Any, Tuple  # noqa: UP035
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from primum.compat import forward_hooks
+from primum.compat import FORWARD_HOOKS, forward_hooks
 
 _NUMBERS = itertools.count()
 
@@ -72,7 +72,7 @@ class _StateWithoutHooks:
         state.pop("__getstate__", None)
         ours = {key for key, hook in forward_hooks(module).items() if hasattr(hook, "primum")}
         for name, value in state.items():
-            if name.startswith("_forward_hooks") and isinstance(value, dict):
+            if name.startswith(FORWARD_HOOKS) and isinstance(value, dict):
                 state[name] = OrderedDict((k, v) for k, v in value.items() if k not in ours)
         return state
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from primum.compat import parameter, version
+from primum.compat import parameter, runs_hooks, version
 from primum.rules import on_host, read
 from primum.steps import Steps
 from primum.warn import Count, warn
@@ -56,7 +56,7 @@ class Monitor:
         self.fallbacks, self.discarded = Count(head.weight.device), Count(head.weight.device)
         self.steps = 0
         self.found_inf: Tensor | None = None
-        self.counts = hasattr(optimizer, "_optimizer_step_post_hooks")
+        self.counts = runs_hooks(optimizer)
         self._name, self._head = name, weakref.ref(head)
         self._on_step = on_step
         self._warned: set[str] = set()

@@ -22,19 +22,17 @@ class OutputCheck:
 
     Args:
         model: As passed to `attach`.
-        reducer: A reference to the Reducer; its `Pass` marks the head's output in the graph.
+        key: A reference to the Reducer, whose `Pass` marks the head's output in the graph. If it
+            has made none (the head was not called, is frozen, or runs in a compiled graph),
+            nothing is said here; the `Monitor` notices what matters.
         name: The head's name.
         warn: Takes a message.
     """
 
     def __init__(
-        self,
-        model: nn.Module,
-        reducer: Callable[[], Any],
-        name: str,
-        warn: Callable[[str], None],
+        self, model: nn.Module, key: Callable[[], Any], name: str, warn: Callable[[str], None]
     ) -> None:
-        self._reducer, self._name, self._warn = reducer, name, warn
+        self._key, self._name, self._warn = key, name, warn
         self._hook = Hook(model, self, prepend=False)
 
     def remove(self) -> None:
@@ -43,14 +41,23 @@ class OutputCheck:
     def __call__(self, model: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if torch.compiler.is_compiling() or exporting() or inside_functorch():
             return
-        reducer = self._reducer()
-        if not model.training or reducer is None or not reducer.has_run:
-            return  # a head that is never called is noticed elsewhere
+        if not model.training:
+            return
         outputs = [each.grad_fn for each in _tensors(output) if each.grad_fn is not None]
         if not outputs:
             return
         self.remove()
-        found = [_trace(node, reducer) for node in outputs]
+        try:
+            reducer = self._key()
+            if reducer is not None and reducer.marked:
+                self._look(outputs)
+        except Warning:
+            raise  # turned into an error by the user's own filter
+        except Exception as error:
+            self._warn(f"whether {self._name!r} makes the model's output cannot be seen: {error!r}")
+
+    def _look(self, outputs: list[Node]) -> None:
+        found = [_trace(node, self._key()) for node in outputs]
         if any(hidden for _, _, hidden in found) or (True, False, False) in found:
             return
         if any(reached for reached, _, _ in found):

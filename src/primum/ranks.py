@@ -42,6 +42,7 @@ class Scope:
         self.name = scope
         self._group = group
         self._ranks: Ranks | None = None
+        self._failed = False
         self._ddp = next(
             (weakref.ref(each) for each in model.modules() if isinstance(each, Wrapper)), None
         )
@@ -85,11 +86,19 @@ class Scope:
             return running
         return self._ddp()
 
+    @property
+    def broken(self) -> bool:
+        """Whether an error is the process group's own, and not to be swallowed."""
+        return self._failed or (self._ranks is not None and self._ranks.broken)
+
     def _of(self, wrapper: Wrapper | None) -> Ranks:
         group = self._group
         if group is None and wrapper is not None:
             group = wrapper.process_group
-        return Ranks(group)
+        self._failed = True  # unless all ranks come along
+        made = Ranks(group)
+        self._failed = False
+        return made
 
 
 class Ranks:

@@ -15,6 +15,7 @@ from primum.gram import Gram
 from primum.problem import Problem, Solution, plain
 from primum.rules import Scalar
 from primum.solve import solve
+from primum.warn import warn
 
 Metric: TypeAlias = Literal["gain", "euclidean"]
 
@@ -83,11 +84,28 @@ class Primum:
         # Static shapes, of the first batch alone: a short last batch is not worth a graph.
         compiled = self.compile and gram.over_ranks is None
         if compiled and self._compiled.setdefault("shape", drift.shape) == drift.shape:
+            found = self._solve_compiled(problem)
+            if found is not None:
+                return found
+        return solve(problem, self.max_iters, self.tolerance)
+
+    def _solve_compiled(self, problem: Problem) -> Solution | None:
+        """The solution by a compiled solver; None, after a warning, if it does not compile."""
+        try:
             if "solve" not in self._compiled:
                 self._compiled["solve"] = torch.compile(solve, fullgraph=True, dynamic=False)
             found: Solution = self._compiled["solve"](problem, self.max_iters)
             return found
-        return solve(problem, self.max_iters, self.tolerance)
+        except Warning:
+            raise  # turned into an error by the user's own filter
+        except Exception as error:
+            self._compiled["shape"] = None  # no batch has it
+            first = str(error).strip().partition("\n")[0]
+            warn(
+                "the solver does not compile here and runs eagerly; leave out compile=True to "
+                f"silence this. {type(error).__name__}: {first}"
+            )
+            return None
 
     def state_dict(self) -> dict[str, Any]:
         return {}

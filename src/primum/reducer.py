@@ -5,9 +5,9 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
+from functools import partial, wraps
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,28 @@ from primum.recipe import Recipe
 from primum.report import StepReport
 from primum.summary import summary_of
 from primum.weighing import Features, Weighing
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _guarded(method: Method) -> Method:
+    """A method that torch calls in a user's pass: an error of ours there means plain gradients."""
+
+    @wraps(method)
+    def call(self: Reducer, *args: Any) -> Any:
+        try:
+            return method(self, *args)
+        except Warning:
+            raise  # turned into an error by the user's own filter
+        except Exception as error:
+            if self._scope.broken:
+                raise
+            self._monitor.passes += 1  # it came by here
+            gradients = [each for each in args if isinstance(each, Tensor)]
+            self._fall_back(gradients[-1], error)
+            return None
+
+    return cast(Method, call)
 
 
 class Reducer(Weighing):
@@ -60,11 +82,10 @@ class Reducer(Weighing):
             scope=scope,
             name=name,
         )
-        self.enabled = True
-        self.head_name = name
+        self.enabled, self.head_name = True, name
+        self.marked = False  # whether the head has run in eager mode, for the `OutputCheck`
         # The head owns the listener, and that owns us: weak references upwards make no cycle.
         self._listener: weakref.ref[Listener] | None = weakref.ref(Listener(head, self))
-        self.has_run = False  # whether the head was called
         self._output_check = None
         if check_output:
             warn = partial(self._monitor.warn, "output")
@@ -90,11 +111,8 @@ class Reducer(Weighing):
     def __repr__(self) -> str:
         head, recipe = self._head(), self._recipe
         shape = "" if head is None else f" ({head.in_features} -> {head.out_features})"
-        settings = [
-            f"{name}={value:g}"
-            for name in ("radius", "max_extra_weight")
-            if isinstance(value := getattr(recipe, name, None), int | float)
-        ]
+        found = [(name, getattr(recipe, name, None)) for name in ("radius", "max_extra_weight")]
+        settings = [f"{name}={value:g}" for name, value in found if value is not None]
         state = "attached" if self._listener else "removed"
         return (
             f"Reducer(head={self.head_name!r}{shape}, optimizer={type(self.optimizer).__name__}, "
@@ -237,6 +255,7 @@ class Reducer(Weighing):
 
     # --- what the listener calls ------------------------------------------------------------------
 
+    @_guarded
     def on_forward(self, head: nn.Module, features: Tensor, output: Tensor) -> None:
         """The head ran: register for the gradient of its output."""
         own = self._head()
@@ -250,13 +269,14 @@ class Reducer(Weighing):
         weight = parameter(own, "weight")
         if weight is not None and not weight.requires_grad:
             return  # frozen for this pass: it trains something else
-        self.has_run = True
         made = Pass(self, own, features, output)
+        self.marked = True
         made.ranks = self._ranks()
         hook: Callable[[Tensor], Tensor | None] = partial(self._on_gradient, made)
         output.register_hook(hook)  # type: ignore[no-untyped-call]
 
     @eager
+    @_guarded
     def _on_gradient(self, made: Pass, gradient: Tensor) -> Tensor | None:
         """The gradient arrived: hand on the weighted one. None leaves it as it is."""
         head = self._head()
@@ -269,6 +289,7 @@ class Reducer(Weighing):
         made.release()
         return weighted
 
+    @_guarded
     def on_compiled(self, gradient: Tensor, features: Features, training: bool) -> Tensor | None:
         """The same in a compiled graph, which hands over the head's input itself."""
         return self._on_arrival(gradient, features, training, self._ranks())

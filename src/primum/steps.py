@@ -24,8 +24,6 @@ class Listening(Protocol):
 
     def after_step(self, found_inf: Tensor | None) -> None: ...
 
-    def warn(self, kind: str, message: str) -> None: ...
-
 
 class Steps:
     """Sees the steps of all optimizers, as a head that was replaced is trained by others.
@@ -37,18 +35,14 @@ class Steps:
     _hook: ClassVar[RemovableHandle | None] = None  # one for the process
 
     def __init__(
-        self,
-        monitor: Listening,
-        model: nn.Module,
-        head: nn.Linear,
-        name: str,
-        optimizer: Optimizer,
+        self, monitor: Listening, model: nn.Module, head: nn.Linear, name: str, optimizer: Optimizer
     ) -> None:
         self._monitor, self._model = weakref.ref(monitor), weakref.ref(model)
         self._head, self._name = weakref.ref(head), name
         self._optimizer = weakref.ref(optimizer)
         self._others: weakref.WeakKeyDictionary[Optimizer, bool] = weakref.WeakKeyDictionary()
         self._idle = 0
+        self._warned: set[str] = set()
         # A head that was replaced before needs no warning any more.
         self._keep_if(lambda each: each._model() is not model or each._in_model())
         self._all.append(self)
@@ -74,6 +68,12 @@ class Steps:
             self._notice_idle()
         if monitor is not None and own:
             monitor.after_step(getattr(stepped, "found_inf", None))
+
+    def warn(self, kind: str, message: str) -> None:
+        """Warn, the first time for each kind; also once the Reducer is gone."""
+        if kind not in self._warned:
+            self._warned.add(kind)
+            warn(message)
 
     def _in_model(self) -> bool:
         head, model = self._head(), self._model()
@@ -106,15 +106,17 @@ class Steps:
                 "no backward pass went through it: is it the layer that makes the model's output? "
                 "If not, pass head="
             )
-        message = f"{IDLE_STEPS} optimizer steps, but nothing was weighed at {self._name!r}; {why}"
-        monitor = self._monitor()
-        if monitor is None:
-            warn(message)
-        else:
-            monitor.warn("idle", message)
+        steps = f"{IDLE_STEPS} optimizer steps"
+        self.warn("idle", f"{steps}, but nothing was weighed at {self._name!r}; {why}")
 
 
 @eager
 def _after_step(stepped: Optimizer, *_: Any) -> None:
     for each in list(Steps._all):
-        each.after_step(stepped)
+        try:
+            each.after_step(stepped)
+        except Warning:
+            raise  # turned into an error by the user's own filter
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+            each.warn("error", f"steps of {each._name!r} cannot be followed: {why}")

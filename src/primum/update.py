@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from primum.compat import unhooked
+from primum.compat import same_step
 from primum.dryrun import dry_run, probe_of
 from primum.rules import RULES, Rule, Scalar, Seen, columns, scalar, sgd
 
@@ -247,9 +247,6 @@ def _rule_for(kind: type[Optimizer]) -> Rule:
 @cache
 def _rule_of(kind: Any, step: Any) -> Rule:
     for known, rule in RULES.items():
-        if issubclass(kind, known) and all(
-            unhooked(getattr(kind, name)) is unhooked(getattr(known, name))
-            for name in ("step", "_init_group")
-        ):
+        if issubclass(kind, known) and same_step(kind, known):
             return rule
     return dry_run

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._pytree import tree_map, tree_map_only
 
+from primum.compat import map_tensors, tree_map
 from primum.diagnostics.probe import Probe, refuse_mixing
 
 Params: TypeAlias = Mapping[str, Tensor]
@@ -64,7 +64,7 @@ def loss_of_one(probe: Probe, params: Params, inputs: Any, targets: Any) -> Tens
 
     `params` stand in for those of the model; a forward pass that writes buffers writes copies.
     """
-    inputs, targets = tree_map_only(Tensor, lambda x: x.unsqueeze(0), (inputs, targets))
+    inputs, targets = map_tensors(lambda x: x.unsqueeze(0), (inputs, targets))
     args, kwargs = arguments(inputs)
     buffers = {name: buffer.clone() for name, buffer in probe.model.named_buffers()}
     outputs = functional_call(probe.model, (dict(params), buffers), args, kwargs)
@@ -96,15 +96,15 @@ def over_chunks(probe: Probe, of_one: OfOne) -> Iterator[tuple[slice, Any]]:
 
 
 def _chunk(probe: Probe, of_one: OfOne, place: slice) -> Any:
-    samples = tree_map_only(Tensor, lambda x: x[place], (probe.inputs, probe.targets))
+    samples = map_tensors(lambda x: x[place], (probe.inputs, probe.targets))
     with (
         torch.no_grad(),  # of the world outside: torch.func differentiates all the same
         randomness(probe.device, probe.seed + place.start),
         _plain_attention(),
     ):
         if probe.chunk_size == 1:
-            result = of_one(*tree_map_only(Tensor, lambda x: x[0], samples))
-            return tree_map_only(Tensor, lambda x: x.unsqueeze(0), result)
+            result = of_one(*map_tensors(lambda x: x[0], samples))
+            return map_tensors(lambda x: x.unsqueeze(0), result)
         dims = tree_map(lambda leaf: 0 if isinstance(leaf, Tensor) else None, samples)
         try:
             return vmap(of_one, in_dims=dims, randomness="different")(*samples)

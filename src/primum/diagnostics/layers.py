@@ -31,8 +31,8 @@ def layers_of(probe: Probe) -> list[Layer]:
     owners = _in_running_order(probe)
     holder: dict[str, str] = {}
     for owner in owners:
-        for param in probe.model.get_submodule(owner)._parameters.values():
-            if param is not None and id(param) in names:
+        for param in probe.model.get_submodule(owner).parameters(recurse=False):
+            if id(param) in names:
                 holder[names[id(param)]] = owner
     found: dict[str, list[str]] = {}
     for owner in owners:

@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch._compile import _disable_dynamo as eager  # torch.compiler.disable, imported lazily
 from torch.utils.hooks import RemovableHandle
 
+from primum.compat import eager
 from primum.diagnostics.record import FIGURES, TOTALS, figures_of, gap_of, marks_of, own_samples
 from primum.reducer import Reducer
 from primum.report import StepReport

@@ -9,11 +9,9 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_leaves
 
+from primum.compat import batch_norm, instance_norm, map_tensors, uncompiled
 from primum.update import check_supported, group_of, shares
 
 Loss: TypeAlias = Callable[[Any, Any], Tensor]
@@ -132,7 +130,8 @@ def refuse_mixing(model: nn.Module) -> None:
     """Raise where a sample's gradient would depend on the other samples, or change the model."""
     for name, module in model.named_modules():
         tracks = getattr(module, "track_running_stats", False)
-        if isinstance(module, _BatchNorm | _InstanceNorm) and module.training and tracks:
+        mixes = batch_norm(module) or instance_norm(module)
+        if mixes and module.training and tracks:
             raise ValueError(
                 f"{name or 'the model'} is a {type(module).__name__} in training mode: it mixes "
                 "the samples of a batch and updates its statistics. Call .eval() on such layers to "
@@ -145,8 +144,8 @@ def refuse_mixing(model: nn.Module) -> None:
 def _bare(model: nn.Module) -> nn.Module:
     """The model inside torch.compile, DistributedDataParallel and DataParallel."""
     wrappers = (nn.parallel.DistributedDataParallel, nn.DataParallel)
-    while isinstance(model, wrappers) or hasattr(model, "_orig_mod"):
-        model = model.module if isinstance(model, wrappers) else model._orig_mod  # type: ignore[assignment]
+    while isinstance(model, wrappers) or uncompiled(model) is not model:
+        model = model.module if isinstance(model, wrappers) else uncompiled(model)
     return model
 
 
@@ -155,4 +154,6 @@ def _rows(tensor: Tensor) -> int:
 
 
 def _tensors(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
+    found: list[Tensor] = []
+    map_tensors(found.append, tree)
+    return found

@@ -6,10 +6,10 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
-from torch._compile import _disable_dynamo as eager  # torch.compiler.disable, imported lazily
 from torch.utils.hooks import RemovableHandle
 
 from primum import Reducer, StepReport
+from primum.compat import eager
 from primum.integrations.attachment import PREFIX
 
 STEP = PREFIX + "step"

@@ -11,6 +11,7 @@ from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import Optimizer
 
+from primum.compat import batch_norm
 from primum.paper.recipe import Paper, PaperSettings
 from primum.problem import Solution
 from primum.update import check_supported, group_of, predict, shares
@@ -146,8 +147,8 @@ class MultiLayer:
 
 def _refuse_mixing(tail: nn.Module) -> None:
     for name, module in tail.named_modules():
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and (
-            module.training or module.running_mean is None
+        if batch_norm(module) and (
+            module.training or getattr(module, "running_mean", None) is None
         ):
             raise ValueError(
                 f"{name or 'the tail'} ({type(module).__name__}) mixes the samples of a batch, so "

@@ -1,0 +1,227 @@
+"""Private names of torch are in one file, and each of them may go."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import subprocess
+import sys
+import textwrap
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn, optim
+
+import primum
+from loops import assert_close, batch, gradients, make, make_like
+from primum import compat, update
+from primum.diagnostics import Probe, measure
+
+SOURCE = Path(primum.__file__).parent
+FILES = [*SOURCE.glob("*.py"), *SOURCE.glob("[dpi]*/*.py")]
+COMPAT = SOURCE / "compat.py"
+NOT_OF_TORCH = {"_getframe", "_hooks", "_fields"}  # of Python; the end of a name
+TREES = {path: ast.parse(path.read_text()) for path in FILES}
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__")
+
+
+def defined(tree: ast.Module) -> set[str]:
+    """The names that a file makes itself."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            found.add(node.attr)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+    return found
+
+
+def named(node: ast.AST) -> list[str]:
+    """Names that a piece of code takes from elsewhere: attributes, imports, strings."""
+    if isinstance(node, ast.Attribute):
+        return [node.attr]
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        modules = [alias.name for alias in node.names] + [getattr(node, "module", None) or ""]
+        return [part for module in modules for part in module.split(".")]
+    if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier():
+        return [node.value]
+    return []
+
+
+OWN = set().union(*(defined(tree) for tree in TREES.values())) | NOT_OF_TORCH
+
+
+def foreign(tree: ast.Module) -> set[str]:
+    found = {name for node in ast.walk(tree) for name in named(node)}
+    return {name for name in found if is_private(name)} - OWN
+
+
+def taken() -> list[str]:
+    """What `compat.py` looks up: private names, and every name that it asks for by a string."""
+    found = foreign(TREES[COMPAT])
+    for node in ast.walk(TREES[COMPAT]):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            asks = node.func.id in ("getattr", "hasattr", "private")
+            if asks and isinstance(node.args[1], ast.Constant):
+                found.add(node.args[1].value)
+    return sorted(found - {"enable", "__code__"})
+
+
+@pytest.mark.parametrize("path", [p for p in FILES if p != COMPAT], ids=lambda p: p.stem)
+def test_no_other_file_uses_a_private_name(path: Path) -> None:
+    assert foreign(TREES[path]) == set()
+
+
+def test_the_search_finds_them() -> None:
+    assert len(FILES) > 40
+    assert {"_will_engine_execute_node", "_version", "tree_map", "_init_group"} <= set(taken())
+    lines = "import torch\nfrom torch._C import x\ntorch._foo()\nhasattr(torch, '_bar')\n"
+    assert foreign(ast.parse(lines)) == {"_C", "_foo", "_bar"}
+
+
+@pytest.fixture
+def without(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """One name that `compat.py` does not find, however it asks for it."""
+    name: str = request.param
+
+    def lacking(owner: object, key: str, *default: Any) -> Any:
+        if key == name and default:
+            return default[0]
+        if key == name:
+            raise AttributeError(key)
+        return builtins.getattr(owner, key, *default)
+
+    def has(owner: object, key: str) -> bool:
+        return key != name and builtins.hasattr(owner, key)
+
+    monkeypatch.setattr(compat, "getattr", lacking, raising=False)
+    monkeypatch.setattr(compat, "hasattr", has, raising=False)
+    caches: list[Any] = [compat.private, update._rule_of]
+    for each in caches:
+        each.cache_clear()
+    yield name
+    for each in caches:
+        each.cache_clear()
+
+
+@pytest.mark.filterwarnings("always::RuntimeWarning")
+@pytest.mark.parametrize("without", taken(), indirect=True)
+def test_training_goes_on_without(without: str) -> None:
+    """Steps are weighed as ever, and at most one warning says what is lost."""
+    model, optimizer = make()
+    before = make_like(model, optimizer)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        reducer = primum.attach(model, optimizer)
+        for number in range(3):
+            inputs, labels = batch(number, 24)
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs), labels).backward()
+            assert reducer.last is not None
+            assert reducer.last.applied
+            nn.utils.clip_grad_norm_(model.parameters(), 1e3)
+            optimizer.step()
+        assert reducer.last.fallbacks == 0
+        assert reducer.last.extra_weights.max() > 0
+    ours = [str(each.message) for each in caught if "primum" in str(each.message)]
+    assert len(ours) <= 1
+    assert all(without in message for message in ours)
+    # The same weights as with the name: nothing of this loop needs it.
+    builtin = {"getattr": builtins.getattr, "hasattr": builtins.hasattr}
+    vars(compat).update(builtin)
+    compat.private.cache_clear()
+    update._rule_of.cache_clear()
+    twin, stepper = before
+    primum.attach(twin, stepper)
+    for number in range(3):
+        inputs, labels = batch(number, 24)
+        stepper.zero_grad()
+        F.cross_entropy(twin(inputs), labels).backward()
+        stepper.step()
+    assert_close(gradients(model), gradients(twin), 1e-9)
+
+
+@pytest.mark.parametrize(
+    "without",
+    ["DispatchKeySet", "_ForceDispatchKeyGuard", "_dispatch_tls_local_include_set"],
+    indirect=True,
+)
+def test_a_compiled_model_trains_without(without: str) -> None:
+    torch.compiler.reset()
+    model, optimizer = make(dtype=torch.float32)
+    reducer = primum.attach(model, optimizer)
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    inputs, labels = batch(0, 24, dtype=torch.float32)
+    F.cross_entropy(compiled(inputs), labels).backward()
+    assert reducer.last is not None
+    assert reducer.last.applied
+
+
+@pytest.mark.parametrize("without", ["tree_map", "_BatchNorm", "_InstanceNorm"], indirect=True)
+def test_diagnostics_run_without(without: str) -> None:
+    model, optimizer = make()
+    inputs, labels = batch(0, 8)
+    probe = Probe(model, optimizer, F.cross_entropy, inputs, labels)
+    assert measure(probe).drift.isfinite().all()
+    mixing = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.InstanceNorm1d(4)).double()
+    with pytest.raises(ValueError, match="BatchNorm1d in training mode"):
+        measure(Probe(mixing, optim.SGD(mixing.parameters()), F.cross_entropy, inputs, labels))
+
+
+@pytest.mark.parametrize("without", ["tree_map", "none"], indirect=True)
+def test_trees(without: str) -> None:
+    one = torch.ones(1)
+    doubled = compat.map_tensors(lambda x: 2 * x, {"a": [one, "text"], "b": (one, None)})
+    assert doubled == {"a": [2 * one, "text"], "b": (2 * one, None)}
+
+
+def test_import_without_any_of_them() -> None:
+    """In a process of its own, where names that are looked up at import are missing for good."""
+    program = f"""
+        import importlib, sys
+        import torch, torch._compile, torch.jit
+        names = {taken()!r}
+        find = importlib.import_module
+        class Lacking:
+            def __init__(self, module): self.module = module
+            def __getattr__(self, name):
+                if name in names: raise AttributeError(name)
+                return getattr(self.module, name)
+        def lacking(name, package=None):
+            found = find(name, package)
+            asks = sys._getframe(1).f_globals["__name__"] == "primum.compat"
+            return Lacking(found) if asks else found
+        importlib.import_module = lacking
+        import primum, primum.paper, primum.diagnostics
+        assert primum.compat.private("torch._compile", "_disable_dynamo") is None
+        assert primum.compat.private("torch.jit", "is_tracing") is None
+        model = torch.nn.Linear(6, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        reducer = primum.attach(model, optimizer)
+        for _ in range(3):
+            optimizer.zero_grad()
+            outputs, labels = model(torch.randn(8, 6)), torch.randint(4, (8,))
+            torch.nn.functional.cross_entropy(outputs, labels).backward()
+            optimizer.step()
+        print(reducer.last.applied, int(reducer.last.fallbacks))
+    """
+    ran = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.split() == ["True", "0"]
+    assert ran.stderr.count("RuntimeWarning: primum: ") == 2  # what `executes` and clipping lose
