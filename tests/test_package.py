@@ -17,7 +17,8 @@ ROOT = Path(__file__).parent.parent
 # Imports never point up: a file may import those before it alone. Files on a line are one storey.
 ORDER = [
     ["compat", "rules", "warn", "widths"],
-    ["hook", "find", "ranks", "monitor", "rescale", "dryrun"],
+    ["hook", "find", "ranks", "steps", "rescale", "dryrun"],
+    ["monitor"],
     ["capture"],
     ["output_check"],
     ["update"],
@@ -25,7 +26,7 @@ ORDER = [
     ["problem"],
     ["solve"],
     ["report", "recipe"],
-    ["pipeline"],
+    ["pipeline", "summary"],
     ["distributed"],
     ["weighing"],
     ["reducer"],

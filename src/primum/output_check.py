@@ -23,14 +23,20 @@ class OutputCheck:
     Args:
         model: As passed to `attach`.
         key: A reference to the Reducer, whose `Pass` marks the head's output in the graph.
+        ran: Whether the head has been called.
         name: The head's name.
         warn: Takes a message.
     """
 
     def __init__(
-        self, model: nn.Module, key: Callable[[], object], name: str, warn: Callable[[str], None]
+        self,
+        model: nn.Module,
+        key: Callable[[], object],
+        ran: Callable[[], bool],
+        name: str,
+        warn: Callable[[str], None],
     ) -> None:
-        self._key, self._name, self._warn = key, name, warn
+        self._key, self._ran, self._name, self._warn = key, ran, name, warn
         self._hook = Hook(model, self, prepend=False)
 
     def remove(self) -> None:
@@ -39,8 +45,8 @@ class OutputCheck:
     def __call__(self, model: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if torch.compiler.is_compiling() or exporting() or inside_functorch():
             return
-        if not model.training:
-            return
+        if not (model.training and self._ran()):
+            return  # a head that is never called is noticed elsewhere
         outputs = [each.grad_fn for each in _tensors(output) if each.grad_fn is not None]
         if not outputs:
             return

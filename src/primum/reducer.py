@@ -19,6 +19,7 @@ from primum.output_check import OutputCheck
 from primum.ranks import Ranks, Scope
 from primum.recipe import Recipe
 from primum.report import StepReport
+from primum.summary import summary_of
 from primum.weighing import Features, Weighing
 
 
@@ -63,10 +64,13 @@ class Reducer(Weighing):
         self.head_name = name
         # The head owns the listener, and that owns us: weak references upwards make no cycle.
         self._listener: weakref.ref[Listener] | None = weakref.ref(Listener(head, self))
+        self._ran = False
         self._output_check = None
         if check_output:
             warn = partial(self._monitor.warn, "output")
-            self._output_check = OutputCheck(model, weakref.ref(self), name, warn)
+            me = weakref.ref(self)
+            ran = partial(_has_run, me)
+            self._output_check = OutputCheck(model, me, ran, name, warn)
 
     # --- what a user calls ------------------------------------------------------------------------
 
@@ -101,6 +105,19 @@ class Reducer(Weighing):
             f"fallbacks={self._monitor.fallbacks.value.tolist()})"  # SYNC: asked for
         )
 
+    def summary(self) -> None:
+        """Print, in five lines, what the weights did so far. Waits for the device.
+
+        The layer and its optimizer; the share of samples that the last steps harm with and without
+        the weights; the mean extra weight; the time added; fallbacks with their reasons. Says
+        plainly if nothing was weighed.
+        """
+        print(self.summary_text())
+
+    def summary_text(self) -> str:
+        """The lines of `summary`, for a logger."""
+        return summary_of(repr(self), list(self._recent), self._monitor)
+
     def remove(self) -> None:
         """Detach from the model; training goes on plain. Nothing is left behind."""
         listener = self._listener() if self._listener else None
@@ -110,6 +127,7 @@ class Reducer(Weighing):
         if self._output_check is not None:
             self._output_check.remove()
         self._listener = self._last = None
+        self._recent.clear()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -234,6 +252,7 @@ class Reducer(Weighing):
         weight = parameter(own, "weight")
         if weight is not None and not weight.requires_grad:
             return  # frozen for this pass: it trains something else
+        self._ran = True
         made = Pass(self, own, features, output)
         made.ranks = self._ranks()
         hook: Callable[[Tensor], Tensor | None] = partial(self._on_gradient, made)
@@ -275,3 +294,8 @@ class Reducer(Weighing):
         if alone is not None:
             self._monitor.warn(*alone)
         return ranks
+
+
+def _has_run(reducer: weakref.ref[Reducer]) -> bool:
+    found = reducer()
+    return found is not None and found._ran

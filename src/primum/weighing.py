@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -32,6 +33,9 @@ def _no_autocast(device_type: str) -> AbstractContextManager[object]:
     if torch.is_autocast_enabled(device_type):
         return torch.autocast(device_type, enabled=False)
     return nullcontext()
+
+
+RECENT = 10  # reports kept for the summary
 
 
 class Plain(RuntimeError):
@@ -63,6 +67,7 @@ class Weighing:
         name: str,
     ) -> None:
         self._last: StepReport | None = None
+        self._recent: deque[StepReport] = deque(maxlen=RECENT)
         self._head = weakref.ref(head)
         self._owners, self._recipe, self._scope = owners, recipe, scope
         self._apply, self._per = apply, per
@@ -110,7 +115,8 @@ class Weighing:
                 self._fall_back(gradients[0], error)
                 return None
         if weighted is not None and self._last is not None:
-            self._monitor.weighed(self._last.objective, time.perf_counter() - began)
+            changed = self._last.extra_weights.any()
+            self._monitor.weighed(changed, time.perf_counter() - began)
         return weighted
 
     def _prepare(
@@ -230,6 +236,7 @@ class Weighing:
             why=why or ("" if weighed else "observe"),
             own=own or slice(None),
         )
+        self._recent.append(self._last)
 
     def _way(self, ranks: Ranks, meeting: Meeting, captured: Captured) -> str | None:
         """How to solve with the other ranks; None if that is not worth it."""
