@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib import import_module
 from typing import Any, TypeVar
@@ -153,3 +154,10 @@ def running_wrapper() -> nn.parallel.DistributedDataParallel | None:
 def joins(wrapper: nn.parallel.DistributedDataParallel) -> bool:
     """Whether ranks without data left skip forward passes (`join()`). Fallback: no."""
     return bool(getattr(getattr(wrapper, "_join_config", None), "enable", False))
+
+
+def no_autocast(device_type: str) -> AbstractContextManager[object]:
+    """A block without autocast; entering it costs time, so only where it is on."""
+    if torch.is_autocast_enabled(device_type):
+        return torch.autocast(device_type, enabled=False)
+    return nullcontext()

@@ -10,15 +10,13 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils.hooks import RemovableHandle
 
-from primum.compat import eager, parameter, version
+from primum.compat import parameter, version
 from primum.rules import on_host, read
 from primum.steps import Steps
 from primum.warn import Count, warn
@@ -95,10 +93,14 @@ class Monitor:
                 "GradScaler, pass it as scaler=: such steps are then expected",
             )
 
-    def weighed(self, changed: Tensor, seconds: float) -> None:
-        """Note whether the gradients of a pass were changed, and how long that took."""
+    def weighed(self, objective: Tensor, drift: Tensor, seconds: float) -> None:
+        """Note a pass whose gradients wait for a step, and how long weighing it took.
+
+        Not one that is not finite, nor one of zero gradients: these leave nothing to discard.
+        """
         before = self._pending if self.pending else 0
-        self._pending = _number(changed, lambda value: value != 0) + before
+        finite = _number(objective, lambda value: value < torch.inf)
+        self._pending = finite * _number(drift.any(), lambda value: value != 0) + before
         self._pending_steps, self._pending_version = self.steps, self._version()
         self._spent += seconds
 
@@ -126,7 +128,7 @@ class Monitor:
                 f"gradients of {self._name!r} were reweighted for a step of its optimizer, but "
                 "were discarded without one. If that backward pass trains another network (a "
                 "generator through its discriminator, an actor through its critic) or is not for "
-                "training, run it inside `with reducer.paused():`, as its gradients were changed",
+                "training, run it inside `with reducer.paused():`; its gradients may have changed",
             )
 
     def overtaken(self) -> bool:

@@ -22,8 +22,7 @@ class OutputCheck:
 
     Args:
         model: As passed to `attach`.
-        key: A reference to the Reducer, whose `Pass` marks the head's output in the graph.
-        ran: Whether the head has been called.
+        reducer: A reference to the Reducer; its `Pass` marks the head's output in the graph.
         name: The head's name.
         warn: Takes a message.
     """
@@ -31,12 +30,11 @@ class OutputCheck:
     def __init__(
         self,
         model: nn.Module,
-        key: Callable[[], object],
-        ran: Callable[[], bool],
+        reducer: Callable[[], Any],
         name: str,
         warn: Callable[[str], None],
     ) -> None:
-        self._key, self._ran, self._name, self._warn = key, ran, name, warn
+        self._reducer, self._name, self._warn = reducer, name, warn
         self._hook = Hook(model, self, prepend=False)
 
     def remove(self) -> None:
@@ -45,13 +43,14 @@ class OutputCheck:
     def __call__(self, model: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         if torch.compiler.is_compiling() or exporting() or inside_functorch():
             return
-        if not (model.training and self._ran()):
+        reducer = self._reducer()
+        if not model.training or reducer is None or not reducer.has_run:
             return  # a head that is never called is noticed elsewhere
         outputs = [each.grad_fn for each in _tensors(output) if each.grad_fn is not None]
         if not outputs:
             return
         self.remove()
-        found = [_trace(node, self._key()) for node in outputs]
+        found = [_trace(node, reducer) for node in outputs]
         if any(hidden for _, _, hidden in found) or (True, False, False) in found:
             return
         if any(reached for reached, _, _ in found):

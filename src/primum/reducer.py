@@ -64,13 +64,11 @@ class Reducer(Weighing):
         self.head_name = name
         # The head owns the listener, and that owns us: weak references upwards make no cycle.
         self._listener: weakref.ref[Listener] | None = weakref.ref(Listener(head, self))
-        self._ran = False
+        self.has_run = False  # whether the head was called
         self._output_check = None
         if check_output:
             warn = partial(self._monitor.warn, "output")
-            me = weakref.ref(self)
-            ran = partial(_has_run, me)
-            self._output_check = OutputCheck(model, me, ran, name, warn)
+            self._output_check = OutputCheck(model, weakref.ref(self), name, warn)
 
     # --- what a user calls ------------------------------------------------------------------------
 
@@ -252,7 +250,7 @@ class Reducer(Weighing):
         weight = parameter(own, "weight")
         if weight is not None and not weight.requires_grad:
             return  # frozen for this pass: it trains something else
-        self._ran = True
+        self.has_run = True
         made = Pass(self, own, features, output)
         made.ranks = self._ranks()
         hook: Callable[[Tensor], Tensor | None] = partial(self._on_gradient, made)
@@ -294,8 +292,3 @@ class Reducer(Weighing):
         if alone is not None:
             self._monitor.warn(*alone)
         return ranks
-
-
-def _has_run(reducer: weakref.ref[Reducer]) -> bool:
-    found = reducer()
-    return found is not None and found._ran
