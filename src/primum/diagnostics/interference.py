@@ -94,7 +94,7 @@ class FirstOrder:
 def first_order(probe: Probe, extra_weights: Mapping[str, Tensor]) -> dict[str, FirstOrder]:
     """Drift of the whole network under the optimizer's true step, for each of several weightings.
 
-    Here the step is predicted anew from each weighted gradient, second moments and all. "plain" is
+    Here the step is predicted again from each weighted gradient, second moments and all. "plain" is
     always among the results. Shapes: extra_weights name -> [B].
     """
     fractions, _ = probe.shares()

@@ -130,7 +130,7 @@ def first_order_truth(measured: Mapping[str, Sequence[Mapping[str, Any]]]) -> Fi
     axes.set_xticks(factors, [_factor(f) for f in factors])
     axes.set_ylim(0, 102)
     axes.set_xlabel("learning rate, times that of the run")
-    axes.set_ylabel("sign told rightly, %")
+    axes.set_ylabel("sign predicted correctly, %")
     if any(measured):
         axes.legend()
     return figure

@@ -17,7 +17,7 @@ Tables = Mapping[str, Sequence[Table]]
 Array = NDArray[np.float64]
 
 STRETCHES = 60  # a line of thousands of steps is a smear
-SMALLEST_GAP = 1e-7  # rounding; nothing below can be told apart
+SMALLEST_GAP = 1e-7  # rounding; smaller gaps are noise
 
 
 @styled
