@@ -9,12 +9,13 @@ every test at the pinned versions and does not need this file.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import nox
 
 OLDEST = "2.4.1"  # the latest patch of the oldest torch in pyproject.toml
-NIGHTLY = "https://download.pytorch.org/whl/nightly/cpu"
+NIGHTLY = "TORCH_NIGHTLY_INDEX"  # names the index of nightly builds, as PyTorch publishes it
 TOOLS = ["clarabel", "cvxpy", "hypothesis", "numpy", "pytest", "pytest-timeout", "pytest-xdist"]
 ROOT = Path(__file__).parent
 
@@ -52,6 +53,9 @@ def tests_newest(session: nox.Session) -> None:
 @nox.session(python="3.13")
 def tests_nightly(session: nox.Session) -> None:
     """Tonight's torch: a look ahead, allowed to fail."""
+    index = os.environ.get(NIGHTLY)
+    if not index:
+        session.error(f"set {NIGHTLY} to the address of PyTorch's index of nightly builds")
     session.install(*TOOLS)
-    session.install("--pre", "--upgrade", "torch", "--index-url", NIGHTLY)
+    session.install("--pre", "--upgrade", "torch", "--index-url", str(index))
     run(session)

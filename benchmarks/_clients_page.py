@@ -125,17 +125,25 @@ def spoken(content: Row) -> str:
     rows: dict[str, list[str]] = {}
     for row in content["rows"]:
         for text in row["warnings"]:
-            text = re.sub(r"\b\d+(\.\d+)?(?=%|x\b| ms\b| times\b)", "N", text)
+            text = re.sub(r"\b\d+(\.\d+)?(?=%)", "N", text)
+            text = re.sub(r"'[\w.]+'", "'…'", text)
             name = f"{row['script']} (`{_short(row)}`)"
             if name not in rows.setdefault(text, []):
                 rows[text].append(name)
-    cells = [[f"`{text}`", "; ".join(names)] for text, names in rows.items()]
+    cells = [[f"`` {text} ``", "; ".join(names)] for text, names in rows.items()]
     return markdown_table(["warning", "in"], cells) if cells else "None."
 
 
 def machine(content: Row) -> str:
+    """Where, when and how long; what was run again later; what a reader should know."""
     seconds = content["environment"]["seconds"]
-    return f"{describe(content['environment'])}; {seconds / 60:.0f} minutes."
+    parts = [f"{describe(content['environment'])}; {seconds / 60:.0f} minutes."]
+    for each in content["again"]:
+        names = ", ".join(f"“{name}”" for name in each["scripts"])
+        parts.append(f"Run again afterwards: {names}; {describe(each['environment'])}.")
+    if "note" in content:
+        parts.append(f"**{content['note']}**")
+    return "\n\n".join(parts)
 
 
 TABLES: dict[str, Callable[[Row], str]] = {

@@ -10,7 +10,8 @@ scikit-learn's digits, text is Python's own help, games and generated data are m
     python benchmarks/clients.py --render             # only the page, from the results
 
 Writes benchmarks/results/clients.json and the tables of docs/clients.md; but with --quick, --only
-or --data-dir, results go to --out alone, if it is given.
+or --data-dir, results go to --out alone, if it is given. With --only, rows of other scripts that
+are in that file stay there; --render then makes the page.
 """
 
 from __future__ import annotations
@@ -141,6 +142,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     made.add_argument("--data-dir", type=Path, help="CIFAR-10: train-*.parquet, test-*.parquet")
     made.add_argument("--out", type=Path, help=f"JSON; by default {OUT.name} among the results")
     made.add_argument("--page", type=Path, default=PAGE, help="where the tables go")
+    made.add_argument("--note", help="what a reader should know of this run; on the page, too")
     made.add_argument("--render", action="store_true", help="only the page, from the results")
     options = made.parse_args(argv)
     if options.quick and options.seeds is None:
@@ -165,15 +167,39 @@ def main(argv: Sequence[str] | None = None) -> int:
     finish(record, perf_counter() - begin)
     print(text_table(columns(), [row_cells(row) for row in rows]), end="\n\n")
     print(describe(record))
-    content = {"environment": record, "rows": rows}
+    content = {"environment": record, "rows": rows, "again": []}
+    if options.note:
+        content["note"] = options.note
     whole = not (options.quick or options.only or options.data_dir)
     out = options.out or (OUT if whole else None)
     if out is not None:
+        if options.only and out.exists():
+            content = merged(json.loads(out.read_text(encoding="utf-8")), content)
         write_json(out, content)
         print(f"Written: {os.path.relpath(out)}")
     if whole:
         render(options.page, content)
     return 0
+
+
+def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """Old results with the rows of scripts that were run again; says which, and when."""
+    fresh: dict[str, list[dict[str, Any]]] = {}
+    for row in new["rows"]:
+        fresh.setdefault(row["script"], []).append(row)
+    rows: list[dict[str, Any]] = []
+    for row in old["rows"]:
+        if row["script"] not in fresh:
+            rows.append(row)
+        elif all(row["script"] != each["script"] for each in rows):
+            rows += fresh[row["script"]]
+    known = {row["script"] for row in rows}
+    rows += [row for row in new["rows"] if row["script"] not in known]
+    place = {script.name: number for number, script in enumerate(SCRIPTS)}
+    rows.sort(key=lambda row: place.get(row["script"], len(place)))
+    again = {"scripts": sorted(fresh), "environment": new["environment"]}
+    notes = {"note": new["note"]} if "note" in new else {}
+    return old | notes | {"rows": rows, "again": [*old.get("again", []), again]}
 
 
 def render(page: Path, content: dict[str, Any]) -> None:

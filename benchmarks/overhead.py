@@ -1,5 +1,7 @@
 """What primum costs: time and memory of a training step with and without it, side by side.
 
+First, what primum, the paper's recipe and UPGrad add to a step on the same small heads.
+
 Two copies of a model train on the same batch and take turns, one step each, in changing order.
 Time is looked at in two ways:
 
@@ -51,6 +53,8 @@ from _common import (
     write_json,
     write_text,
 )
+from _rivals import HEADER as RIVALS_HEADER
+from _rivals import Rivals, measure_rivals, verdict
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 from tqdm import tqdm
@@ -420,7 +424,11 @@ def run(
 
 
 def write(
-    path: Path, record: dict[str, Any], results: Sequence[Result], missing: Sequence[Case]
+    path: Path,
+    record: dict[str, Any],
+    rivals: Sequence[Rivals],
+    results: Sequence[Result],
+    missing: Sequence[Case],
 ) -> None:
     """JSON at `path`, the table as Markdown beside it."""
     derived = [
@@ -429,14 +437,16 @@ def write(
     content = {
         "environment": record,
         "goal": {"ratio": GOAL, "backbone": "real", "batch": GOAL_BATCH},
-        "verdicts": verdicts(results),
+        "verdicts": [verdict(rivals), *verdicts(results)],
+        "recipes": [each.as_dict() for each in rivals],
         "results": derived,
         "missing": [asdict(case) for case in missing],
     }
     write_json(path, content)
     table = markdown_table(HEADER, [r.cells() for r in results])
-    notes = "\n".join(f"- {line}" for line in verdicts(results))
-    write_text(path.with_suffix(".md"), f"{table}\n\n{notes}\n\n{describe(record)}.\n")
+    first = markdown_table(RIVALS_HEADER, [r.cells() for r in rivals])
+    notes = "\n".join(f"- {line}" for line in [verdict(rivals), *verdicts(results)])
+    write_text(path.with_suffix(".md"), f"{first}\n\n{table}\n\n{notes}\n\n{describe(record)}.\n")
 
 
 def parse_head(text: str) -> tuple[int, int]:
@@ -486,11 +496,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         nonlocal results, missing
         results, missing = done, left
         finish(record, perf_counter() - begin)
-        write(options.out, record, results, missing)
+        write(options.out, record, rivals, results, missing)
 
     with use_threads(options.threads):
         record = environment("overhead.py", argv)
         measure(replace(cases[0], backbone="tiny"), 0, 2)  # the first use of anything is slow
+        rivals = measure_rivals(options.seconds / 4, options.repeats)
+        print(text_table(RIVALS_HEADER, [r.cells() for r in rivals]), end="\n\n")
+        print(verdict(rivals), end="\n\n")
         run(cases, options.seconds, options.repeats, keep)
     print(text_table(HEADER, [r.cells() for r in results]), end="\n\n")
     for line in verdicts(results):

@@ -24,9 +24,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] not in COMMANDS:
-        top_level().parse_args(words or ["--help"])  # exits: help, version or an error
-    from primum.experiments.cli import main as run
-
+        top_level().parse_args(words)  # exits: help, version or an error
+    try:
+        from primum.experiments.cli import main as run
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] == "primum":
+            raise
+        install = "pip install 'primum[experiments]'"
+        print(f"primum: the package {error.name} is missing; {install}", file=sys.stderr)
+        return 1
     return run(words)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,7 +41,7 @@ def test_every_script_runs(clients: ModuleType, tmp_path: Path, capsys) -> None:
     ]
     for row in content["rows"]:
         assert len(row["plain"]) == len(row["with"]) == 1
-        assert all(value == value for value in row["plain"] + row["with"])  # not NaN
+        assert all(math.isfinite(value) for value in row["plain"] + row["with"])
         assert row["fallbacks"] == 0, row
         assert row["with_ms"] > 0
         if "paused" in row["added"]:
@@ -62,7 +63,10 @@ def test_results_are_of_all_scripts_and_three_seeds_or_more(clients: ModuleType)
     content = json.loads(RESULTS.read_text())
     found = [(row["script"], row["added"]) for row in content["rows"]]
     assert found == [(script.name, arm) for script in clients.SCRIPTS for arm in script.arms]
-    assert all(len(row["plain"]) == len(row["with"]) >= 3 for row in content["rows"])
+    for row in content["rows"]:
+        assert len(row["plain"]) == len(row["with"]) >= 3
+        figures = [*row["plain"], *row["with"], *row["extra"].values()]
+        assert all(math.isfinite(value) for value in figures), row["script"]
     assert {"torch", "cpu", "command", "seconds", "primum"} <= content["environment"].keys()
 
 
@@ -104,3 +108,17 @@ def test_without_the_line_nothing_is_attached(clients: ModuleType) -> None:
 def test_unknown_script(clients: ModuleType) -> None:
     with pytest.raises(SystemExit, match="no script has 'nothing' in its name; there are: ResNet"):
         clients.main(["--only", "nothing"])
+
+
+def test_scripts_run_again_replace_their_own_rows(clients: ModuleType) -> None:
+    def content(scripts: list[str], figure: float) -> dict:
+        rows = [{"script": script, "plain": [figure]} for script in scripts]
+        return {"rows": rows, "environment": {"date": figure}, "again": []}
+
+    old, new = content(["a", "b", "b", "c"], 1.0), content(["b", "b", "d"], 2.0)
+    found = clients.merged(old, new)
+    assert [(row["script"], row["plain"]) for row in found["rows"]] == [
+        ("a", [1.0]), ("b", [2.0]), ("b", [2.0]), ("c", [1.0]), ("d", [2.0]),
+    ]  # fmt: skip
+    assert found["environment"] == {"date": 1.0}
+    assert found["again"] == [{"scripts": ["b", "d"], "environment": {"date": 2.0}}]

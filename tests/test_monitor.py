@@ -14,7 +14,8 @@ from torch.optim.optimizer import _global_optimizer_post_hooks
 
 import primum
 from loops import SGD, batch, make, report_of, train
-from primum.monitor import Monitor, _Steps
+from primum.monitor import Monitor
+from primum.steps import Steps
 
 BYPASSED = pytest.warns(RuntimeWarning, match=r"bypassed.*torch\.compiler\.reset.*call the head")
 
@@ -183,17 +184,17 @@ def test_the_optimizer_is_left_as_it_was() -> None:
 def test_one_hook_for_the_process_however_many_there_are() -> None:
     """Models that die without `.remove()` leave nothing that grows; the last one takes the hook."""
     gc.collect()
-    for each in list(_Steps._all):  # of other tests
+    for each in list(Steps._all):  # of other tests
         each.remove()
     everyone = len(_global_optimizer_post_hooks)
     for _ in range(5):
         model, optimizer = make()
         monitor = monitor_of(model, model[2], optimizer)
     assert len(_global_optimizer_post_hooks) == everyone + 1
-    assert len(_Steps._all) == 1
+    assert len(Steps._all) == 1
     monitor.remove()
     assert len(_global_optimizer_post_hooks) == everyone
-    assert not _Steps._all
+    assert not Steps._all
 
 
 def test_counts_and_warns_once_by_kind() -> None:
@@ -335,7 +336,7 @@ class TestTime:
             p.grad = torch.zeros_like(p)
         for _ in range(110):
             monitor.passes += 1
-            monitor.weighed(torch.tensor(1.0), share / 100)  # of the second between two readings
+            monitor.weighed(torch.tensor(1.0), torch.ones(2), share)  # of a second between steps
             optimizer.step()
 
     def test_a_share_above_a_fifth_is_said_once(self, monkeypatch: pytest.MonkeyPatch) -> None:

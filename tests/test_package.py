@@ -18,7 +18,8 @@ ROOT = Path(__file__).parent.parent
 ORDER = [
     ["rules", "warn", "widths"],
     ["compat"],
-    ["hook", "find", "ranks", "monitor", "rescale", "dryrun"],
+    ["hook", "find", "ranks", "steps", "rescale", "dryrun"],
+    ["monitor"],
     ["capture"],
     ["output_check"],
     ["update"],
@@ -26,7 +27,7 @@ ORDER = [
     ["problem"],
     ["solve"],
     ["report", "recipe"],
-    ["pipeline"],
+    ["pipeline", "summary"],
     ["distributed"],
     ["weighing"],
     ["reducer"],

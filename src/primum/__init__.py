@@ -11,6 +11,7 @@ The map of the package; data flows down the numbers, imports never point up:
     reducer.py      what a user holds: hooks, the explicit form
     weighing.py     one backward pass: gradients in, weighted gradients out; all state
     monitor.py      notices training that bypasses the hook, discarded gradients, time spent
+                    (steps.py: one hook on the steps of all optimizers)
     capture.py   1  the head's input and the gradient at its output: the hook
                     (hook.py: a hook that saved models do not have)
     rescale.py   2  what the loop does to gradients before the step: loss scaling, clipping
@@ -22,7 +23,7 @@ The map of the package; data flows down the numbers, imports never point up:
     recipe.py       4 and 5 in one call; `primum.paper` is another recipe
     pipeline.py     2 to 5 in pure functions: from what was captured to extra weights
     distributed.py  the same over several ranks (ranks.py: the process group)
-    report.py    6  what one step did
+    report.py    6  what one step did (summary.py: what the last steps did)
     compat.py       every private name of torch that is used, with its fallback
     warn.py         warnings that point at the user's line
 """

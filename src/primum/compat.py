@@ -7,6 +7,7 @@ describes, and a warning where results change; never the import, and never a tra
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib import import_module
 from typing import Any, TypeVar
@@ -167,6 +168,13 @@ def running_wrapper() -> nn.parallel.DistributedDataParallel | None:
 def joins(wrapper: nn.parallel.DistributedDataParallel) -> bool:
     """Whether ranks without data left skip forward passes (`join()`). Fallback: no."""
     return bool(getattr(getattr(wrapper, "_join_config", None), "enable", False))
+
+
+def no_autocast(device_type: str) -> AbstractContextManager[object]:
+    """A block without autocast; entering it costs time, so only where it is on."""
+    if torch.is_autocast_enabled(device_type):
+        return torch.autocast(device_type, enabled=False)
+    return nullcontext()
 
 
 def uncompiled(model: nn.Module) -> nn.Module:

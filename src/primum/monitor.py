@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils.hooks import RemovableHandle
 
-from primum.compat import eager, parameter, runs_hooks, version
+from primum.compat import parameter, runs_hooks, version
 from primum.rules import on_host, read
+from primum.steps import Steps
 from primum.warn import Count, warn
 
 PATIENCE = 2  # Once may be a restored checkpoint, or a step that only makes the optimizer's state.
-IDLE_STEPS = 3  # Optimizer steps without a backward pass through the head.
 TIMED_STEPS = 100
 DEAR = 0.2  # Of the time of a step.
 
@@ -39,6 +38,7 @@ class Monitor:
 
     Attributes:
         fallbacks: Passes that fell back to plain gradients.
+        reasons: Why, and how often, as far as the host knew.
         discarded: Weighed passes whose gradients no step used.
         steps: Of the optimizer, since attaching.
         found_inf: Above 0 if a fused optimizer skipped its last step.
@@ -60,13 +60,14 @@ class Monitor:
         self._name, self._head = name, weakref.ref(head)
         self._on_step = on_step
         self._warned: set[str] = set()
+        self.reasons: Counter[str] = Counter()
         self._seen_version, self._seen_steps, self._foreign_moves = version(head.weight), 0, 0
         self._pending: Tensor | int = 0  # weighed passes that no step has used yet
         self._pending_steps = self._pending_version = 0
         self.passes = 0  # backward passes through the head since the last step of its optimizer
         self._reached, self._bypassed = False, 0
-        self._spent, self._timed_from = 0.0, 0.0
-        self._steps_seen = _Steps(self, model, head, name, optimizer)
+        self._spent = self._timed_from = self._timed_to = 0.0
+        self._steps_seen = Steps(self, model, head, name, optimizer)
 
     def remove(self) -> None:
         self._steps_seen.remove()
@@ -80,6 +81,7 @@ class Monitor:
     def fall_back(self, kind: str, reason: str) -> None:
         """Count a pass that stays plain for a reason that the host knows."""
         self.fallbacks.add(1)
+        self.reasons[reason] += 1
         self.warn(kind, f"plain gradients in a step: {reason}")
 
     def not_finite(self, objective: Tensor) -> None:
@@ -91,10 +93,14 @@ class Monitor:
                 "GradScaler, pass it as scaler=: such steps are then expected",
             )
 
-    def weighed(self, objective: Tensor, seconds: float) -> None:
-        """Note that the gradients of a pass were changed, if finite, and how long it took."""
+    def weighed(self, objective: Tensor, drift: Tensor, seconds: float) -> None:
+        """Note a pass whose gradients wait for a step, and how long weighing it took.
+
+        Not one that is not finite, nor one of zero gradients: these leave nothing to discard.
+        """
         before = self._pending if self.pending else 0
-        self._pending = _number(objective, lambda value: value < torch.inf) + before
+        finite = _number(objective, lambda value: value < torch.inf)
+        self._pending = finite * _number(drift.any(), lambda value: value != 0) + before
         self._pending_steps, self._pending_version = self.steps, self._version()
         self._spent += seconds
 
@@ -122,7 +128,7 @@ class Monitor:
                 f"gradients of {self._name!r} were reweighted for a step of its optimizer, but "
                 "were discarded without one. If that backward pass trains another network (a "
                 "generator through its discriminator, an actor through its critic) or is not for "
-                "training, run it inside `with reducer.paused():`, as its gradients were changed",
+                "training, run it inside `with reducer.paused():`; its gradients may have changed",
             )
 
     def overtaken(self) -> bool:
@@ -164,12 +170,20 @@ class Monitor:
                 f"be measured: {type(error).__name__}: {error}",
             )
 
+    def time_spent(self) -> tuple[float | None, float]:
+        """Seconds spent here per step since the first, and their share of the time of a step."""
+        if self.steps < 3:
+            return None, 0.0
+        elapsed = max(self._timed_to - self._timed_from, 1e-9)
+        return self._spent / (self.steps - 1), self._spent / elapsed
+
     def _time(self) -> None:
         """After the first hundred steps, compare the time spent here with the time of a step."""
+        self._timed_to = time.perf_counter()
         if self.steps == 1:
-            self._spent, self._timed_from = 0.0, time.perf_counter()
+            self._spent, self._timed_from = 0.0, self._timed_to
         elif self.steps == 1 + TIMED_STEPS:
-            share = self._spent / max(time.perf_counter() - self._timed_from, 1e-9)
+            _, share = self.time_spent()
             if share > DEAR:
                 self.warn(
                     "time",
@@ -198,100 +212,3 @@ def _number(tensor: Tensor, true: Callable[[Any], Any]) -> Tensor | int:
         return int(true(read(tensor)))
     counted: Tensor = true(tensor).long()
     return counted
-
-
-class _Steps:
-    """Sees the steps of all optimizers, as a head that was replaced is trained by others.
-
-    Outlives a head that is replaced, and the Reducer with it, to warn of that; not the model.
-    """
-
-    _all: ClassVar[list[_Steps]] = []
-    _hook: ClassVar[RemovableHandle | None] = None  # one for the process
-
-    def __init__(
-        self, monitor: Monitor, model: nn.Module, head: nn.Linear, name: str, optimizer: Optimizer
-    ) -> None:
-        self._monitor, self._model = weakref.ref(monitor), weakref.ref(model)
-        self._head, self._name = weakref.ref(head), name
-        self._optimizer = weakref.ref(optimizer)
-        self._others: weakref.WeakKeyDictionary[Optimizer, bool] = weakref.WeakKeyDictionary()
-        self._idle = 0
-        self._warned: set[str] = set()
-        # A head that was replaced before needs no warning any more.
-        self._keep_if(lambda each: each._model() is not model or each._in_model())
-        self._all.append(self)
-        if _Steps._hook is None:
-            _Steps._hook = register_optimizer_step_post_hook(_after_step)
-
-    def remove(self) -> None:
-        self._keep_if(lambda each: each is not self)
-        if not self._all and _Steps._hook is not None:
-            _Steps._hook.remove()
-            _Steps._hook = None
-
-    def _keep_if(self, kept: Callable[[_Steps], bool]) -> None:
-        """Drop those whose models are gone, and others."""
-        self._all[:] = [each for each in self._all if each._model() is not None and kept(each)]
-
-    def after_step(self, stepped: Optimizer) -> None:
-        """An optimizer, whichever, has stepped."""
-        monitor, own = self._monitor(), stepped is self._optimizer()
-        if monitor is not None and monitor.passes:
-            self._idle = 0
-        elif own or self._trains_model(stepped):
-            self._notice_idle()
-        if monitor is not None and own:
-            monitor.after_step(getattr(stepped, "found_inf", None))
-
-    def warn(self, kind: str, message: str) -> None:
-        """Warn, the first time for each kind; also once the Reducer is gone."""
-        if kind not in self._warned:
-            self._warned.add(kind)
-            warn(message)
-
-    def _in_model(self) -> bool:
-        head, model = self._head(), self._model()
-        return head is not None and model is not None and any(m is head for m in model.modules())
-
-    def _trains_model(self, stepped: Optimizer) -> bool:
-        """Whether another optimizer holds parameters that the model had at its first step."""
-        model = self._model()
-        if stepped not in self._others and model is not None:
-            own = {id(p) for p in model.parameters()}
-            held = (id(p) for group in stepped.param_groups for p in group["params"])
-            self._others[stepped] = any(p in own for p in held)
-        return self._others.get(stepped, False)
-
-    def _notice_idle(self) -> None:
-        self._idle += 1
-        head, model = self._head(), self._model()
-        if self._idle != IDLE_STEPS or model is None:
-            return
-        if head is None or not self._in_model():
-            why = "it is no longer part of the model: attach again after replacing it"
-        elif parameter(head, "weight") is None:
-            why = "its weight is computed from other parameters now: detach, or attach before that"
-        elif not head.weight.requires_grad:
-            why = "it is frozen (requires_grad=False): unfreeze it, or pass the trained head"
-        elif head.weight.grad is not None:
-            return  # noticed by the monitor
-        else:
-            why = (
-                "no backward pass went through it: is it the layer that makes the model's output? "
-                "If not, pass head="
-            )
-        steps = f"{IDLE_STEPS} optimizer steps"
-        self.warn("idle", f"{steps}, but nothing was weighed at {self._name!r}; {why}")
-
-
-@eager
-def _after_step(stepped: Optimizer, *_: Any) -> None:
-    for each in list(_Steps._all):
-        try:
-            each.after_step(stepped)
-        except Warning:
-            raise  # turned into an error by the user's own filter
-        except Exception as error:
-            why = f"{type(error).__name__}: {error}"
-            each.warn("error", f"steps of {each._name!r} cannot be followed: {why}")

@@ -19,6 +19,7 @@ from primum.output_check import OutputCheck
 from primum.ranks import Ranks, Scope
 from primum.recipe import Recipe
 from primum.report import StepReport
+from primum.summary import summary_of
 from primum.weighing import Features, Weighing
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -120,6 +121,19 @@ class Reducer(Weighing):
             f"fallbacks={self._monitor.fallbacks.value.tolist()})"  # SYNC: asked for
         )
 
+    def summary(self) -> None:
+        """Print, in five lines, what the weights did so far. Waits for the device.
+
+        The layer and its optimizer; the share of samples that the last steps harm with and without
+        the weights; the mean extra weight; the time added; fallbacks with their reasons. Says
+        plainly if nothing was weighed.
+        """
+        print(self.summary_text())
+
+    def summary_text(self) -> str:
+        """The lines of `summary`, for a logger."""
+        return summary_of(repr(self), list(self._recent), self._monitor)
+
     def remove(self) -> None:
         """Detach from the model; training goes on plain. Nothing is left behind."""
         listener = self._listener() if self._listener else None
@@ -129,6 +143,7 @@ class Reducer(Weighing):
         if self._output_check is not None:
             self._output_check.remove()
         self._listener = self._last = None
+        self._recent.clear()
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from primum.capture import reweight, rows_of, samples
-from primum.compat import backward_id, parameter, skip_record
+from primum.compat import backward_id, no_autocast, parameter, skip_record
 from primum.distributed import choose_way, weigh_together
 from primum.monitor import Monitor
 from primum.pipeline import Captured, weigh
@@ -27,11 +27,7 @@ from primum.update import uniform
 Features = Callable[[], Tensor]  # the head's input, which may be gone
 
 
-def _no_autocast(device_type: str) -> AbstractContextManager[object]:
-    """A block without autocast; entering it costs time, so only where it is on."""
-    if torch.is_autocast_enabled(device_type):
-        return torch.autocast(device_type, enabled=False)
-    return nullcontext()
+RECENT = 10  # reports kept for the summary
 
 
 class Plain(RuntimeError):
@@ -63,6 +59,7 @@ class Weighing:
         name: str,
     ) -> None:
         self._last: StepReport | None = None
+        self._recent: deque[StepReport] = deque(maxlen=RECENT)
         self._head = weakref.ref(head)
         self._owners, self._recipe, self._scope = owners, recipe, scope
         self._apply, self._per = apply, per
@@ -90,7 +87,7 @@ class Weighing:
             scaled: Whether a GradScaler's scale is in the gradients.
         """
         began = time.perf_counter()
-        with torch.no_grad(), _no_autocast(gradients[0].device.type):
+        with torch.no_grad(), no_autocast(gradients[0].device.type):
             captured = self._prepare(gradients, features, training, scaled=scaled)
             try:
                 meeting = None
@@ -110,7 +107,8 @@ class Weighing:
                 self._fall_back(gradients[0], error)
                 return None
         if weighted is not None and self._last is not None:
-            self._monitor.weighed(self._last.objective, time.perf_counter() - began)
+            seconds = time.perf_counter() - began
+            self._monitor.weighed(self._last.objective, self._last.drift, seconds)
         return weighted
 
     def _prepare(
@@ -230,6 +228,7 @@ class Weighing:
             why=why or ("" if weighed else "observe"),
             own=own or slice(None),
         )
+        self._recent.append(self._last)
 
     def _way(self, ranks: Ranks, meeting: Meeting, captured: Captured) -> str | None:
         """How to solve with the other ranks; None if that is not worth it."""

@@ -61,6 +61,16 @@ def accumulation(model: nn.Sequential, optimizer: optim.Optimizer) -> None:
             optimizer.zero_grad(set_to_none=number % 2 == 0)
 
 
+def accumulation_of_nothing(model: nn.Sequential, optimizer: optim.Optimizer) -> None:
+    """A micro-batch whose loss is flat (all masked, or saturated): its gradient is exactly zero."""
+    for number, (inputs, labels) in enumerate(batches(12), 1):
+        flat = 0.0 if number % 3 == 1 else 1.0
+        (flat * F.cross_entropy(model(inputs), labels) / 3).backward()
+        if number % 3 == 0:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=False)
+
+
 def accumulation_clipped_in_between(model: nn.Sequential, optimizer: optim.Optimizer) -> None:
     """Some loops clip after every micro-batch: the gradients shrink, but are not discarded."""
     for number, (inputs, labels) in enumerate(batches(12), 1):
@@ -155,6 +165,7 @@ LOOPS: dict[str, Loop] = {
         zero_grad_last,
         zero_grad_twice,
         accumulation,
+        accumulation_of_nothing,
         accumulation_clipped_in_between,
         norms_logged,
         evaluation_in_between,

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn, optim
 
 import primum
 from loops import batch, make, report_of
@@ -55,17 +56,17 @@ def test_warnings_are_quoted_as_they_are(quoted: str) -> None:
     assert any(known(each) for each in variants)
 
 
-def test_every_reason_of_the_core_is_told() -> None:
+def test_every_reason_of_the_core_is_on_the_page() -> None:
     """Whatever leaves a step plain, but for a lost model and trouble of other ranks."""
-    told = []
+    reasons = []
     for source in (ROOT / "src" / "primum").glob("*.py"):
         for node in ast.walk(ast.parse(source.read_text())):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Plain":
-                told += [a.value for a in node.args if isinstance(a, ast.Constant)]
+                reasons += [a.value for a in node.args if isinstance(a, ast.Constant)]
     elsewhere = ("the model is gone", "rank", "computed from others")
-    told = [each for each in told if not any(words in each for words in elsewhere)]
-    assert len(told) >= 3
-    for each in told:
+    reasons = [each for each in reasons if not any(words in each for words in elsewhere)]
+    assert len(reasons) >= 3
+    for each in reasons:
         assert each in PAGE
 
 
@@ -92,3 +93,59 @@ def test_a_sum_through_the_explicit_form(by_call: bool) -> None:
     F.cross_entropy(twin(inputs), labels, reduction="sum").backward()
     torch.testing.assert_close(report_of(reducer).drift, report_of(expected).drift)
     torch.testing.assert_close(model[0].weight.grad, twin[0].weight.grad)
+
+
+def test_gradients_that_are_read() -> None:
+    """`torch.autograd.grad` for the parameters is reweighted like training, but not if paused."""
+    model, optimizer = make()
+    reducer = primum.attach(model, optimizer)
+    inputs, labels = batch(0, 24)
+    params = list(model.parameters())
+    twin = make()[0]
+    plain = torch.autograd.grad(F.cross_entropy(twin(inputs), labels), list(twin.parameters()))
+    with reducer.paused():
+        found = torch.autograd.grad(F.cross_entropy(model(inputs), labels), params)
+    assert reducer.last is None
+    changed = torch.autograd.grad(F.cross_entropy(model(inputs), labels), params)
+    assert all(torch.equal(one, other) for one, other in zip(found, plain, strict=True))
+    assert not any(torch.equal(one, other) for one, other in zip(changed, plain, strict=True))
+
+
+class Beside(nn.Module):
+    """What the last linear layer computes is not part of the output, or only a part of it."""
+
+    def __init__(self, *, part: bool) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(6, 8), nn.Tanh())
+        self.mean = nn.Parameter(torch.randn(8, 4))
+        self.last = nn.Linear(8, 4)
+        self.part, self.penalty = part, torch.zeros(())
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.body(x)
+        output, beside = hidden @ self.mean, self.last(hidden)
+        self.penalty = beside.square().mean()
+        return output + beside if self.part else output
+
+
+def warned(model: Beside, match: str) -> None:
+    """Two steps: the first warns, the second does not, and both are reweighted."""
+    model = model.double()
+    optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    reducer = primum.attach(model, optimizer)
+    assert reducer.head is model.last
+    inputs, labels = batch(0, 24)
+    with pytest.warns(RuntimeWarning, match=match):
+        (F.cross_entropy(model(inputs), labels) + model.penalty).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    (F.cross_entropy(model(inputs), labels) + model.penalty).backward()
+    assert report_of(reducer).applied
+
+
+def test_a_head_beside_the_output() -> None:
+    warned(Beside(part=False), "the output of 'last' does not reach the model's output")
+
+
+def test_a_head_that_makes_a_part_of_the_output() -> None:
+    warned(Beside(part=True), "the output of 'last' is only a part of the model's output")

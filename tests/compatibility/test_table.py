@@ -27,7 +27,11 @@ heads, each; used twice; frozen backbone; frozen head (LoRA; activation checkpoi
 norm, spectral norm; nn.MultiheadAttention; EMA; deepcopy; pickle, `torch.save; DataParallel over;
 [B, T, d]; [B, H, W, d]; ignore_index; per="token"; 32,000 words; mixup; CutMix; label smoothing;
 soft targets; BCE; focal; MSE; ranking within a sample; couple samples; SIGKILL; 1,000
-attach/remove; Lightning; Hugging Face; Accelerate; timm-style; TensorBoard
+attach/remove; Lightning; Hugging Face; Accelerate; timm-style; TensorBoard; GANs, actor-critic;
+autograd.grad(loss, parameters); weights_only=True; weights_only=False; torch.jit.script; ONNX;
+dynamic quantization; head replaced; never called; attaching again; primum.detach; two heads;
+CLIP; made by a convolution; BertForMaskedLM; reducer.head; repr(reducer); SFTTrainer; PEFT, trained
+copy; Fabric; Lookahead; NativeScaler; second-order; one-dimensional; warnings; the price
 """
 
 

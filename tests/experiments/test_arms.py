@@ -15,7 +15,7 @@ def test_every_arm_is_described_and_can_be_made() -> None:
         assert Arm.parse(name) == Arm(name)
 
 
-def test_settings_are_read_and_told() -> None:
+def test_settings_are_read_and_shown() -> None:
     arm = Arm.parse("primum@radius=0.4,max-iters=50,radius_schedule=fade-cosine")
     assert arm == Arm("primum", radius=0.4, max_iters=50, radius_schedule="fade-cosine")
     assert arm.label == "primum@radius=0.4,max_iters=50,radius_schedule=fade-cosine"

@@ -43,6 +43,7 @@ def test_help_and_version_do_not_import_torch() -> None:
         (["reproduce"], 2, "choose one of table1"),
         (["inspect", "--checkpoint", "a.pt", "--train-steps", "3"], 2, "give one"),
         (["cook"], 2, "invalid choice: 'cook'"),
+        ([], 2, "required: command"),
     ],
 )
 def test_help_and_bad_arguments(
@@ -63,6 +64,14 @@ def test_a_missing_package_is_named(
     said = "primum inspect: the package datasets is missing; pip install 'primum[experiments]'\n"
     assert capsys.readouterr().err == said
     assert list(tmp_path.iterdir()) == []
+
+
+def test_without_the_extra_every_command_says_how_to_install_it() -> None:
+    code = "import sys; sys.modules['PIL'] = None; import primum_cli; sys.exit(primum_cli.main(['demo']))"  # noqa: E501
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    said = "primum: the package PIL is missing; pip install 'primum[experiments]'\n"
+    assert done.stderr == said
 
 
 def test_a_module_that_is_not_optional_is_a_bug() -> None:

@@ -88,7 +88,7 @@ def test_curves_of_a_run_are_written_when_it_is_finished(
 
 
 @pytest.mark.filterwarnings("ignore:primum:RuntimeWarning")
-def test_runs_that_diverge_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_diverged_runs_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--seeds", "2", "--lr", "0.1", "1e9", "--ema", "0.9", "--out", str(tmp_path)]
     assert main([*words, *TINY_WORDS]) == 0
     printed = capsys.readouterr()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from experiments.conftest import numbers
 from primum.experiments import sweep
 from primum.experiments.cli import DEMO_ARMS, main
 from primum.experiments.demo import CNN, points
@@ -87,17 +87,19 @@ def test_quick_from_end_to_end(
     ] == "primum demo --quick --out demo"
 
 
-def test_two_ranks_give_the_numbers_of_one(tmp_path: Path) -> None:
-    words = ["demo", "--quick", "--arms", "base", "primum", "--out"]
-    assert main([*words, str(tmp_path / "one")]) == 0
-    assert main([*words, str(tmp_path / "two"), "--ranks", "2"]) == 0
-    one, two = (
-        {(r.name, r.arm, r.seed): r for r in read_runs([tmp_path / name / "runs"])}
-        for name in ("one", "two")
-    )
-    assert one.keys() == two.keys()
-    for key, run in one.items():
-        assert two[key].environment["ranks"] == "2"
-        # Sums over ranks are made in another order.
-        losses = (numbers(each)["curves"]["train_loss"] for each in (two[key], run))
-        assert next(losses) == pytest.approx(next(losses), rel=1e-3)
+@pytest.mark.parametrize("ranks", [["--ranks", "2"], ["--ranks=2"]])
+def test_ranks_are_torchruns(
+    ranks: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same command under torchrun, without the option; test_torchrun.py runs two ranks."""
+    started: list[list[str]] = []
+
+    def start(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
+        started.append(command)
+        return subprocess.CompletedProcess(command, 7)
+
+    monkeypatch.setattr(subprocess, "run", start)
+    assert main(["demo", "--quick", *ranks, "--out", str(tmp_path)]) == 7
+    (command,) = started
+    assert command[-5:] == ["primum.experiments.cli", "demo", "--quick", "--out", str(tmp_path)]
+    assert command[command.index("--nproc-per-node") + 1] == "2"

@@ -44,7 +44,7 @@ def test_a_record_has_everything(place: Place) -> None:
     assert place.store.find(tiny("primum@radius=0.3", seed=1)) == made
 
 
-def test_what_a_matched_run_took_over_is_told(place: Place) -> None:
+def test_factors_of_a_matched_run_are_recorded(place: Place) -> None:
     lr = train_run(tiny("lr-matched"), Matched(lr_factors=(1.1,)), place)
     assert lr.arm_settings["lr_factors"] == [1.1]
     time = train_run(tiny("time-matched@time_factor=1.5"), Matched(steps_factor=1.5), place)

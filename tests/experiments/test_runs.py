@@ -1,4 +1,4 @@
-"""Run files: what is written is what is read, and what is no run is told apart."""
+"""Run files: what is written is what is read, and other files are refused."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_without_nan_keeps_the_rest() -> None:
         ),
     ],
 )
-def test_what_is_no_run_is_told_with_a_reason(content: object, message: str) -> None:
+def test_refused_content_comes_with_a_reason(content: object, message: str) -> None:
     with pytest.raises(UserError, match=message):
         run_from(content)
 

@@ -26,20 +26,13 @@ def quiet() -> Progress:
 
 
 def test_two_workers_make_the_same_runs(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with a process each that prepares batches."""
     monkeypatch.setattr(sweep, "cores", lambda: 2)
     alone = run_sweep(RUNS, place, quiet())
-    other = replace(place, store=Store(place.store.folder / "other"), workers=2)
-    together = run_sweep(RUNS, other, quiet())
+    store = Store(place.store.folder / "other")
+    together = run_sweep(RUNS, replace(place, store=store, workers=2, data_workers=1), quiet())
     assert [numbers(run) for run in together] == [numbers(run) for run in alone]
     assert [(run.arm, run.seed) for run in together] == [(r.arm.label, r.seed) for r in RUNS]
-
-
-def test_workers_have_data_workers(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweep, "cores", lambda: 2)
-    alone = run_sweep(RUNS[:2], place, quiet())
-    store = Store(place.store.folder / "other")
-    helped = run_sweep(RUNS[:2], replace(place, store=store, workers=2, data_workers=1), quiet())
-    assert [numbers(run) for run in helped] == [numbers(run) for run in alone]
 
 
 def test_finished_runs_are_not_made_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

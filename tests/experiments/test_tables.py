@@ -10,7 +10,7 @@ import pytest
 from experiments.conftest import MakeRuns, record
 from primum.experiments.runs import RunRecord
 from primum.experiments.statistics import family
-from primum.experiments.tables import Group, extra_weight, group_runs, harmed_taken, until_base
+from primum.experiments.tables import Group, group_runs, metrics_of, until_base
 
 
 def only(runs: list[RunRecord]) -> Group:
@@ -46,11 +46,12 @@ def test_metrics_over_seeds_and_only_of_finished_runs(make_runs: MakeRuns) -> No
 
 def test_harm_of_the_step_taken(make_runs: MakeRuns) -> None:
     base, primum = make_runs({"base": 0.0, "primum": 0.0}, seeds=1)
-    assert harmed_taken(base) == pytest.approx(40)
-    assert harmed_taken(primum) == pytest.approx(25)
-    assert extra_weight(base) is None
-    assert extra_weight(primum) == pytest.approx(0.1)
-    assert harmed_taken(replace(base, steps={})) is None
+    plain, weighted = metrics_of(base), metrics_of(primum)
+    assert plain["harmed_taken"] == pytest.approx(40)
+    assert weighted["harmed_taken"] == pytest.approx(25)
+    assert plain["extra_weight"] is None
+    assert weighted["extra_weight"] == pytest.approx(0.1)
+    assert metrics_of(replace(base, steps={}))["harmed_taken"] is None
 
 
 def test_how_soon_base_is_reached(make_runs: MakeRuns) -> None:

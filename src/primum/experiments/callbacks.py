@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import closing
 from statistics import fmean
 from typing import Any
 
@@ -136,7 +137,8 @@ class PeakMemory(Callback):
     def after_epoch(self, trainer: Trainer) -> None:
         if not trainer.finished or trainer.device.type != "cpu":
             return
-        batch = next(trainer.batches.epoch(0))
+        with closing(trainer.batches.epoch(0)) as epoch:
+            batch = next(epoch)
         with profile(
             activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True
         ) as seen:

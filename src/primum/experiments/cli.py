@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] not in COMMANDS:
-        top_level().parse_args(words or ["--help"])
+        top_level().parse_args(words)
     name = words[0]
     parser = argparse.ArgumentParser(
         prog=f"primum {name}", formatter_class=argparse.ArgumentDefaultsHelpFormatter

@@ -9,7 +9,7 @@ import os
 import shlex
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -166,7 +166,7 @@ def inspect(arguments: argparse.Namespace) -> int:
     return 130 if stopped else 0
 
 
-def _measure(trainer: Trainer, looks: Looks, arguments: argparse.Namespace):  # type: ignore[no-untyped-def]
+def _measure(trainer: Trainer, looks: Looks, arguments: argparse.Namespace) -> Iterator[bool]:
     """Train or load, step by step; yields after each measurement whether it was the last."""
     if arguments.checkpoint or not arguments.train_steps:
         for number, path in enumerate(arguments.checkpoint or [None]):

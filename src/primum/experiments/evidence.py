@@ -17,7 +17,7 @@ from primum.experiments.runs import RunRecord
 from primum.experiments.scales import Scale, figure1_runs, multilayer_runs, scaled
 from primum.experiments.settings import RunSettings
 from primum.experiments.statistics import Difference, family, interval
-from primum.experiments.tables import METRICS
+from primum.experiments.tables import metrics_of
 
 Found = Mapping[str, RunRecord]  # by key
 
@@ -107,7 +107,7 @@ def judge_table(
         for cell, arm in cells:
             both = runs.get((cell.label, recipe))
             if arm.name == recipe and both is not None:
-                values = [[METRICS[cell.metric].of(run) for run in each] for each in both]
+                values = [[metrics_of(run)[cell.metric] for run in each] for each in both]
                 if not any(value is None for each in values for value in each):
                     pairs[cell.label, recipe] = values[0], values[1]
         tests |= family(pairs)  # type: ignore[arg-type]
@@ -131,7 +131,7 @@ def _judge_cell(
     if test is not None:
         both = runs[cell.label, recipe]
         mine, plain = (
-            interval([METRICS[cell.metric].of(run) or 0.0 for run in each]) for each in both
+            interval([metrics_of(run)[cell.metric] or 0.0 for run in each]) for each in both
         )
         ours = f"{plain.mean:.2f} -> {mine.mean:.2f} ({show(test.interval, 2, sign='+')})"
         slow, quick = (fmean(run.final["ms_per_step"] or 0.0 for run in each) for each in both)

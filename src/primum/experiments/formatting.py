@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from primum.experiments.statistics import RULE, Difference, Interval
-from primum.experiments.tables import COLUMNS, TESTED, Group
+from primum.experiments.tables import METRICS, TESTED, Group
 
 NOTE = (
     f"Last epoch, mean ± 95% interval over seeds. {RULE} EMA: averaged weights. harmed, taken: "
@@ -67,35 +67,25 @@ def _is_number(cell: str) -> bool:
 
 def arm_rows(group: Group) -> list[list[str]]:
     """One row per arm, headings first; columns without any number are left out."""
-    tests = {metric: group.against_base(metric) for metric in TESTED}
-    rows = [[""]]
-    for name, metric in COLUMNS.items():
-        if name == "ms_per_step":
+    columns: list[list[str]] = [["", *group.arms]]
+    for name, metric in METRICS.items():
+        found = [group.interval(arm, name) for arm in group.arms]
+        if name not in TESTED:
+            columns.append([metric.short, *(show_mean(each, metric.digits) for each in found)])
             continue
-        rows[0].append(metric.short)
-        if name in TESTED:
-            rows[0] += ["vs base", "Holm p"]
+        tests = [group.against_base(name).get(arm) for arm in group.arms]
+        columns.append([metric.short, *(show(each, metric.digits) for each in found)])
+        changes = [test and show(test.interval, metric.digits, sign="+") for test in tests]
+        columns.append(["vs base", *(change or "–" for change in changes)])
+        columns.append(["Holm p", *(p_value(test.adjusted_p) if test else "–" for test in tests)])
         if name == "accuracy":
-            rows[0].append("could see")
-    for arm in group.arms:
-        row = [arm]
-        for name, metric in COLUMNS.items():
-            if name == "ms_per_step":
-                continue
-            found = group.interval(arm, name)
-            test = tests[name].get(arm) if name in TESTED else None
-            if name not in TESTED:
-                row.append(show_mean(found, metric.digits))
-                continue
-            row.append(show(found, metric.digits))
-            row.append("–" if test is None else show(test.interval, metric.digits, sign="+"))
-            row.append("–" if test is None else p_value(test.adjusted_p))
-            if name == "accuracy":
-                known = test is not None and not math.isnan(test.smallest)
-                row.append(f"{test.smallest:.2f}" if known and test is not None else "–")
-        rows.append(row)
-    kept = [i for i in range(len(rows[0])) if i == 0 or any(row[i] != "–" for row in rows[1:])]
-    return [[row[i] for i in kept] for row in rows]
+            columns.append(["could see", *(_could_see(test) for test in tests)])
+    kept = [c for c in columns if c is columns[0] or any(cell != "–" for cell in c[1:])]
+    return [list(row) for row in zip(*kept, strict=True)]
+
+
+def _could_see(test: Difference | None) -> str:
+    return "–" if test is None or math.isnan(test.smallest) else f"{test.smallest:.2f}"
 
 
 def summary_page(groups: Sequence[Group], command: str, title: str) -> str:

@@ -18,8 +18,6 @@ from torch.optim import Optimizer
 
 from primum import StepReport
 from primum.diagnostics import Comparison, InterferenceMeter, Probe, by_depth, compare, real_steps
-from primum.diagnostics.gradients import sample_losses
-from primum.diagnostics.real import stepped
 from primum.experiments.callbacks import append, short
 from primum.experiments.errors import UserError
 from primum.experiments.images import ImageData, LazyImages
@@ -62,7 +60,8 @@ def look(
     other = Probe(model, optimizer, loss, unseen.images, unseen.targets, chunk_size=CHUNK)
     table: dict[str, list[Any]] = dict(comparison.table())
     table["mean_change"] = [float(step.change.mean()) for step in comparison.real.values()]
-    table["test_change"] = _on_other_batch(comparison, probe, other)
+    elsewhere = real_steps(other, {}, comparison.first)  # the same steps, on test images
+    table["test_change"] = [float(step.change.mean()) for step in elsewhere.values()]
     return {
         "lr": lr,
         "loss": float(comparison.interference.losses.mean()),
@@ -74,15 +73,6 @@ def look(
         "real_changes": {name: short(comparison.real[name].change) for name in SHOWN},
         "by_lr": _by_lr(comparison, probe, optimizer, lr_factors),
     }
-
-
-def _on_other_batch(comparison: Comparison, probe: Probe, other: Probe) -> list[float]:
-    """Mean real change of another batch's losses, by weighting."""
-    before = sample_losses(other).mean()
-    return [
-        float(sample_losses(other, stepped(probe, found.gradients)).mean() - before)
-        for found in comparison.first.values()
-    ]
 
 
 def _by_lr(

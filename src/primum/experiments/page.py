@@ -15,7 +15,7 @@ from primum.experiments.formatting import p_value, show
 from primum.experiments.plots import group_plots
 from primum.experiments.runs import RunRecord
 from primum.experiments.statistics import RULE, Difference
-from primum.experiments.tables import COLUMNS, Group, group_runs, moments_by_label
+from primum.experiments.tables import METRICS, Group, group_runs, moments_by_label
 from primum.experiments.verdicts import details, headline
 
 LOOKS = {
@@ -81,14 +81,14 @@ def _group(group: Group) -> dict[str, Any]:
 def _metrics(group: Group) -> dict[str, Any] | None:
     """One row per arm, with the metrics that some arm has."""
     arms = [arm for arm in group.arms if arm in group.table.index]
-    shown = [m for m in COLUMNS if any(group.interval(arm, m) is not None for arm in arms)]
+    shown = [m for m in METRICS if any(group.interval(arm, m) is not None for arm in arms)]
     if not arms or not shown:
         return None
     rows = [
-        (arm, [show(group.interval(arm, m), min(COLUMNS[m].digits, 3)) for m in shown])
+        (arm, [show(group.interval(arm, m), min(METRICS[m].digits, 3)) for m in shown])
         for arm in arms
     ]
-    return {"head": ["", *(COLUMNS[m].heading for m in shown)], "rows": rows}
+    return {"head": ["", *(METRICS[m].heading for m in shown)], "rows": rows}
 
 
 def _differences(group: Group) -> dict[str, Any] | None:

@@ -17,12 +17,10 @@ class Progress:
 
     Args:
         stream: Where to write; None is stderr.
-        lines: Print a line for each finished run when there is no bar.
     """
 
-    def __init__(self, stream: Any = None, *, lines: bool = True) -> None:
+    def __init__(self, stream: Any = None) -> None:
         self._stream = stream or sys.stderr
-        self._lines = lines
         self._bar: Any = None
         self._total = self._finished = 0
         self._parts: dict[str, float] = {}
@@ -56,7 +54,7 @@ class Progress:
         self._first.setdefault(run.key, 0.0)
         accuracy = record.final.get("test_accuracy")
         shown = "diverged" if accuracy is None else f"{100 * accuracy:.2f}%"
-        if self._bar is None and self._lines:
+        if self._bar is None:
             self._say(
                 f"[{self._finished}/{self._total}] {record.name}, {record.arm}, seed {run.seed}"
                 f", {shown}, {record.seconds or 0:.0f} s of training; {self._left()}"

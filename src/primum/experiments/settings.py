@@ -139,6 +139,8 @@ class RunSettings:
             choices, value = each.metadata.get("choices"), getattr(self, each.name)
             if choices and value is not None and value not in choices:
                 raise UserError(f"{each.name} must be one of {', '.join(choices)}, got {value!r}")
+        if self.look is not None and self.order == "stream":
+            raise UserError("whole-network measurements need batches in the order 'epoch'")
         self.data_settings()  # raises for wrong ones
 
     @property

@@ -94,7 +94,9 @@ def tutorial_runs() -> list[RunSettings]:
     measured = {32: 4, 128: 2, 512: 1}  # batches per measurement
     factors = (1 / 16, 1 / 4, 1.0, 4.0)
 
-    def run(arm: str, model: str, optimizer: str, batch: int, seed: int, epochs: int = 5):  # type: ignore[no-untyped-def]
+    def run(
+        arm: str, model: str, optimizer: str, batch: int, seed: int, epochs: int = 5
+    ) -> RunSettings:
         every = 10_000 // batch
         look = LookSettings(every, measured.get(batch, 1), lr_factors=factors)
         settings = RunSettings(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from statistics import fmean
@@ -18,61 +18,60 @@ TESTED = ("accuracy", "loss", "ema_accuracy")  # metrics that arms are compared 
 
 
 class Metric(NamedTuple):
-    """A number of a run: heading on a page, heading on a terminal, function, digits shown."""
+    """A number of a run: heading on a page, heading on a terminal, digits shown."""
 
     heading: str
     short: str
-    of: Callable[[RunRecord], float | None]
     digits: int
 
 
-def _final(name: str, scale: float = 1) -> Callable[[RunRecord], float | None]:
-    def value(run: RunRecord) -> float | None:
-        found = run.final.get(name)
-        return None if found is None else scale * found
-
-    return value
-
-
-def _mean(column: str, scale: float = 1) -> Callable[[RunRecord], float | None]:
-    def value(run: RunRecord) -> float | None:
-        known = [each for each in run.steps.get(column, ()) if each is not None]
-        return scale * fmean(known) if known else None
-
-    return value
-
-
-def harmed_taken(run: RunRecord) -> float | None:
-    """Percent of a batch that the step really taken harms: with weights if they were applied."""
-    applied = run.steps.get("applied")
-    if applied is None:
-        return None
-    return _mean("harmed_after" if any(applied) else "harmed_before", 100)(run)
-
-
-def extra_weight(run: RunRecord) -> float | None:
-    """Mean extra weight over samples and steps, if weights were applied."""
-    return _mean("mean_extra_weight")(run) if any(run.steps.get("applied", ())) else None
-
-
 METRICS: dict[str, Metric] = {
-    "accuracy": Metric("test accuracy, %", "test acc %", _final("test_accuracy", 100), 2),
-    "loss": Metric("test loss", "test loss", _final("test_loss"), 3),
-    "ema_accuracy": Metric(
-        "test accuracy of averaged weights, %", "EMA acc %", _final("ema_test_accuracy", 100), 2
-    ),
-    "harmed_plain": Metric("harmed by plain step, %", "harmed %", _mean("harmed_before", 100), 1),
-    "harmed_taken": Metric("harmed by step taken, %", "taken %", harmed_taken, 1),
-    "extra_weight": Metric("mean extra weight", "extra w", extra_weight, 3),
-    "ms_per_step": Metric("time per step, ms", "ms/step", _final("ms_per_step"), 1),
+    "accuracy": Metric("test accuracy, %", "test acc %", 2),
+    "loss": Metric("test loss", "test loss", 3),
+    "ema_accuracy": Metric("test accuracy of averaged weights, %", "EMA acc %", 2),
+    "harmed_plain": Metric("harmed by plain step, %", "harmed %", 1),
+    "harmed_taken": Metric("harmed by step taken, %", "taken %", 1),
+    "extra_weight": Metric("mean extra weight", "extra w", 3),
+    "ms_per_step": Metric("time per step, ms", "ms/step", 1),
+    "time_ratio": Metric("time per step, x base", "time x", 2),
+    "steps_to_base": Metric("steps to base's final loss, x base", "steps to", 2),
+    "time_to_base": Metric("time to base's final loss, x base", "time to", 2),
 }
-# Relative to the run of base with the same seed.
-RELATIVE: dict[str, Metric] = {
-    "time_ratio": Metric("time per step, x base", "time x", lambda run: None, 2),
-    "steps_to_base": Metric("steps to base's final loss, x base", "steps to", lambda run: None, 2),
-    "time_to_base": Metric("time to base's final loss, x base", "time to", lambda run: None, 2),
-}
-COLUMNS = METRICS | RELATIVE
+
+
+def metrics_of(run: RunRecord, base: RunRecord | None = None) -> dict[str, float | None]:
+    """All metrics of a run, None where unknown.
+
+    The step taken is the weighted one if weights were applied. The last three metrics are relative
+    to `base`, the run of base with the same seed.
+    """
+    applied = run.steps.get("applied")
+    weighted = applied is not None and any(applied)
+    found = {
+        "accuracy": _scaled(run.final.get("test_accuracy"), 100),
+        "loss": run.final.get("test_loss"),
+        "ema_accuracy": _scaled(run.final.get("ema_test_accuracy"), 100),
+        "harmed_plain": _mean(run, "harmed_before", 100),
+        "extra_weight": _mean(run, "mean_extra_weight") if weighted else None,
+        "ms_per_step": run.final.get("ms_per_step"),
+    }
+    if applied is not None:
+        found["harmed_taken"] = _mean(run, "harmed_after" if weighted else "harmed_before", 100)
+    if base is not None:
+        mine, plain = found["ms_per_step"], base.final.get("ms_per_step")
+        found["time_ratio"] = mine / plain if mine and plain else None
+        found["steps_to_base"] = until_base(run, base, "step")
+        found["time_to_base"] = until_base(run, base, "seconds")
+    return {name: found.get(name) for name in METRICS}
+
+
+def _scaled(value: float | None, scale: float) -> float | None:
+    return None if value is None else scale * value
+
+
+def _mean(run: RunRecord, column: str, scale: float = 1) -> float | None:
+    known = [each for each in run.steps.get(column, ()) if each is not None]
+    return scale * fmean(known) if known else None
 
 
 def until_base(run: RunRecord, base: RunRecord, axis: str) -> float | None:
@@ -122,11 +121,11 @@ class Group:
     def table(self) -> pd.DataFrame:
         """One row per finished run, indexed by arm and seed; one column per metric."""
         base = {run.seed: run for run in self.arms.get("base", ()) if run.complete}
-        rows = [_row(run, base.get(run.seed)) for run in self.runs if run.complete]
+        rows = [metrics_of(run, base.get(run.seed)) for run in self.runs if run.complete]
         index = pd.MultiIndex.from_tuples(
             [(run.arm, run.seed) for run in self.runs if run.complete], names=["arm", "seed"]
         )
-        return pd.DataFrame(rows, index=index, columns=list(COLUMNS), dtype=float)
+        return pd.DataFrame(rows, index=index, columns=list(METRICS), dtype=float)
 
     def interval(self, arm: str, metric: str) -> Interval | None:
         """Mean over seeds; None if a finished run lacks the metric."""
@@ -172,7 +171,7 @@ class Group:
         arms = []
         for arm, runs in self.arms.items():
             row: dict[str, Any] = {"arm": arm, "seeds": [run.seed for run in runs]}
-            for metric in COLUMNS:
+            for metric in METRICS:
                 found = self.interval(arm, metric)
                 row[metric] = None if found is None else asdict(found)
             for metric in TESTED:
@@ -182,16 +181,6 @@ class Group:
         content = {"title": self.title, "settings": self.settings, "focus": self.focus}
         plain: dict[str, Any] = without_nan(content | {"arms": arms})
         return plain
-
-
-def _row(run: RunRecord, base: RunRecord | None) -> dict[str, float | None]:
-    row = {name: metric.of(run) for name, metric in METRICS.items()}
-    if base is not None:
-        mine, plain = row["ms_per_step"], METRICS["ms_per_step"].of(base)
-        row["time_ratio"] = mine / plain if mine and plain else None
-        row["steps_to_base"] = until_base(run, base, "step")
-        row["time_to_base"] = until_base(run, base, "seconds")
-    return row
 
 
 def group_runs(records: Sequence[RunRecord]) -> list[Group]:

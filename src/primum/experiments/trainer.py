@@ -109,7 +109,7 @@ class Trainer:
         forward = self.model if self.ranks.size == 1 else DistributedDataParallel(self.model)
         self.method = make_method(settings, forward, self.optimizer, self.scaler)
         self.stopwatch = Stopwatch(self.device)
-        self.lr = 0.0  # of the last step
+        self.lr, self.loss = 0.0, torch.zeros(())  # of the last step
         self._epoch: Generator[Batch, None, None] | None = None
         self._coming: Batch | None = None
         self._set_lr()

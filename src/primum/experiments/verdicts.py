@@ -30,13 +30,13 @@ def headline(group: Group) -> str:
     known = {metric: test for metric, test in tests.items() if test is not None}
     if not any(test.seen for test in known.values()):
         names = " or ".join(SHOWN[metric][0] for metric in known)
-        could = ", ".join(
-            f"{test.smallest:.{SHOWN[metric][1]}f}{SHOWN[metric][2]}"
+        could = " or ".join(
+            f"{test.smallest:.{SHOWN[metric][1]}f}{SHOWN[metric][2]} in {SHOWN[metric][0]}"
             for metric, test in known.items()
         )
         return (
-            f"No difference between {focus} and base was seen in {names}; the runs could have "
-            f"shown one of {could}."
+            f"No difference between {focus} and base was seen in {names}. Four times out of five, "
+            f"these runs would have shown a difference of {could}."
         )
     return f"{_sentence(focus, 'base', known)} {_controls(group)}".strip()
 

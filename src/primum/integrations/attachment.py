@@ -45,7 +45,7 @@ class Attachment:
     def begin(
         self, model: nn.Module, optimizer: Any, scaler: torch.amp.GradScaler | None = None
     ) -> None:
-        """Attach; anew, if an earlier run was not ended."""
+        """Attach; again, if an earlier run was not ended."""
         self.end()
         found = {} if scaler is None else {"scaler": scaler}
         self.reducer = primum.attach(model, optimizer, **(found | self._settings))
@@ -53,12 +53,15 @@ class Attachment:
             self.reducer.load_state_dict(self._waiting)
         self._waiting = self._last = self._told = None
 
-    def end(self) -> None:
-        """Remove the Reducer; nothing is left on the model."""
+    def end(self) -> str:
+        """Remove the Reducer; nothing is left on the model. Returns its summary, for a log."""
+        summary = ""
         if self.reducer is not None:
+            summary = self.reducer.summary_text()
             self._last, self._final = self.reducer.last, self.reducer.state_dict()
             self.reducer.remove()
             self.reducer = None
+        return summary
 
     def state_dict(self) -> dict[str, Any]:
         """State of the Reducer, the one it had at the end, or empty if there never was one."""
@@ -78,7 +81,7 @@ class Attachment:
     @property
     def headline(self) -> str:
         """Which layer is weighed, for the first line of a log."""
-        name = getattr(self.reducer, "head_name", "")
+        name = "no layer" if self.reducer is None else self.reducer.head_name
         return f"primum: sample weights are applied at the output of {name}"
 
     def figures(self) -> dict[str, float]:

@@ -64,7 +64,7 @@ class PrimumCallback(Callback):
             pl_module.log_dict(self._attachment.figures(), on_step=True, on_epoch=False)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._attachment.end()
+        rank_zero_info(self._attachment.end())
 
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 import weakref
 from collections.abc import Mapping
 from typing import Any
@@ -17,6 +16,7 @@ from transformers.utils import logging
 from primum import Reducer, StepReport
 from primum.integrations.attachment import Attachment
 from primum.integrations.fused import fusing_package, way_out
+from primum.warn import warn
 
 logger = logging.get_logger("transformers.primum")  # a child: follows the Trainer's `log_level`
 
@@ -91,11 +91,9 @@ class PrimumCallback(TrainerCallback, ExportableState):
 
     def _warn_if_fused(self) -> None:
         if self._way_out:
-            warnings.warn(
-                "primum: the loss is computed from the head's weight without calling the head "
-                f"(fused, in chunks), so no sample weights are applied. {self._way_out}",
-                RuntimeWarning,
-                stacklevel=2,
+            warn(
+                "the loss is computed from the head's weight without calling the head (fused, in "
+                f"chunks), so no sample weights are applied. {self._way_out}"
             )
         self._way_out = ""
 
@@ -111,12 +109,14 @@ class PrimumCallback(TrainerCallback, ExportableState):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        self._attachment.end()
+        summary = self._attachment.end()
+        if state.is_world_process_zero:
+            logger.info(summary)
 
     def state(self) -> dict[str, Any]:
         """What the Trainer writes into `trainer_state.json`.
 
-        `args` and `attributes` are for a Trainer that makes its callbacks anew from a checkpoint
+        `args` and `attributes` are for a Trainer that makes its callbacks again from a checkpoint
         (`restore_callback_states_from_checkpoint=True`).
         """
         kept = {name: value for name, value in self._settings.items() if _fits_json(value)}
