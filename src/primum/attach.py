@@ -16,6 +16,7 @@ from primum.ranks import Scope
 from primum.recipe import Primum, Recipe
 from primum.reducer import Reducer
 from primum.update import check_supported, predict
+from primum.weighing import Options
 
 
 def attach(
@@ -185,18 +186,9 @@ def _make(
         _check_order(owner, getattr(linear, part))
     scope = Scope(*reach, model)
     detach(linear)  # attaching again replaces what was there
-    return Reducer(
-        model,
-        linear,
-        owners,
-        recipe,
-        apply=apply,
-        per=per,
-        scaler=scaler,
-        scope=scope,
-        name=name,
-        check_output=head is None and model is not linear,
-    )
+    checked = head is None and model is not linear
+    options = Options(apply, per, scaler, scope, name, check_output=checked)
+    return Reducer(model, linear, owners, recipe, options)
 
 
 def _check_head(model: nn.Module, head: nn.Linear, name: str) -> None:

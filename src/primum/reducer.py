@@ -16,11 +16,11 @@ from torch.optim import Optimizer
 from primum.capture import Listener, Pass, rows_of
 from primum.compat import eager, parameter
 from primum.output_check import OutputCheck
-from primum.ranks import Ranks, Scope
+from primum.ranks import Ranks
 from primum.recipe import Recipe
 from primum.report import StepReport
 from primum.summary import summary_of
-from primum.weighing import Features, Weighing
+from primum.weighing import Features, Options, Weighing
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -63,33 +63,17 @@ class Reducer(Weighing):
         head: nn.Linear,
         owners: dict[str, Optimizer],
         recipe: Recipe,
-        *,
-        apply: bool,
-        per: str,
-        scaler: Any,
-        scope: Scope,
-        name: str,
-        check_output: bool = False,
+        options: Options,
     ) -> None:
-        super().__init__(
-            model,
-            head,
-            owners,
-            recipe,
-            apply=apply,
-            per=per,
-            scaler=scaler,
-            scope=scope,
-            name=name,
-        )
-        self.enabled, self.head_name = True, name
+        super().__init__(model, head, owners, recipe, options)
+        self.enabled, self.head_name = True, options.name
         self.marked = False  # whether the head has run in eager mode, for the `OutputCheck`
         # The head owns the listener, and that owns us: weak references upwards make no cycle.
         self._listener: weakref.ref[Listener] | None = weakref.ref(Listener(head, self))
         self._output_check = None
-        if check_output:
+        if options.check_output:
             warn = partial(self._monitor.warn, "output")
-            self._output_check = OutputCheck(model, weakref.ref(self), name, warn)
+            self._output_check = OutputCheck(model, weakref.ref(self), options.name, warn)
 
     # --- what a user calls ------------------------------------------------------------------------
 

@@ -192,6 +192,11 @@ def accumulated(
     return total if scale is None else total * scale
 
 
+def has_gradients(head: nn.Linear | None, owners: Mapping[str, Optimizer]) -> bool:
+    """Whether anything has accumulated in `.grad` of the head."""
+    return head is not None and any(getattr(head, part).grad is not None for part in owners)
+
+
 def _same_count(one: Scalar, other: Scalar) -> bool:
     """Whether two step counts are known, without waiting for a device, to be equal."""
     one, other = scalar(one), scalar(other)

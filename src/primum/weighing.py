@@ -6,6 +6,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from primum.ranks import Meeting, Ranks, Scope, meet
 from primum.recipe import Recipe
 from primum.report import StepReport
 from primum.rescale import Rescale
-from primum.update import uniform
+from primum.update import has_gradients, uniform
 
 Features = Callable[[], Tensor]  # the head's input, which may be gone
 
@@ -38,6 +39,18 @@ class Plain(RuntimeError):
         self.counted = counted
 
 
+@dataclass(frozen=True)
+class Options:
+    """How a head is weighed, as `attach` was asked; `name` is the head's."""
+
+    apply: bool
+    per: str
+    scaler: Any
+    scope: Scope
+    name: str
+    check_output: bool = False
+
+
 class Weighing:
     """All state of a `Reducer`, and what it does in one backward pass.
 
@@ -51,20 +64,16 @@ class Weighing:
         head: nn.Linear,
         owners: dict[str, Optimizer],
         recipe: Recipe,
-        *,
-        apply: bool,
-        per: str,
-        scaler: Any,
-        scope: Scope,
-        name: str,
+        options: Options,
     ) -> None:
         self._last: StepReport | None = None
         self._recent: deque[StepReport] = deque(maxlen=RECENT)
         self._head = weakref.ref(head)
-        self._owners, self._recipe, self._scope = owners, recipe, scope
-        self._apply, self._per = apply, per
-        self._rescale = Rescale(scaler, by_bias=owners.get("bias") is owners["weight"])
-        self._monitor = Monitor(model, head, name, owners["weight"], self._rescale.after_step)
+        self._owners, self._recipe, self._scope = owners, recipe, options.scope
+        self._apply, self._per = options.apply, options.per
+        self._rescale = Rescale(options.scaler, by_bias=owners.get("bias") is owners["weight"])
+        optimizer, after_step = owners["weight"], self._rescale.after_step
+        self._monitor = Monitor(model, head, options.name, optimizer, after_step)
         self._backward: int | None = -1  # the backward pass of the last arrival
         self._before_skip: tuple[Any, int, dict[str, Any]] | None = None
 
@@ -79,12 +88,8 @@ class Weighing:
     ) -> list[Tensor] | None:
         """The gradients times `1 + w`, row by row; None leaves them plain.
 
-        Args:
-            gradients: At the head's output, one for each call of the head that is weighed in one.
-            features: The head's inputs that belong to them.
-            training: Whether the head ran in training mode.
-            ranks: That this pass is weighed with; None if it is this one alone.
-            scaled: Whether a GradScaler's scale is in the gradients.
+        `gradients` arrived at the head's output, one for each call that is weighed in one, with its
+        input in `features`; `scaled` says whether a GradScaler's scale is in them.
         """
         began = time.perf_counter()
         with torch.no_grad(), no_autocast(gradients[0].device.type):
@@ -93,7 +98,7 @@ class Weighing:
                 meeting = None
                 if ranks is not None:  # also if there is trouble here: the others wait
                     here = captured.features if isinstance(captured, Captured) else None
-                    meeting = meet(ranks, here, self._accumulates())
+                    meeting = meet(ranks, here, has_gradients(self._head(), self._owners))
                 if isinstance(captured, Exception):
                     raise captured
                 if ranks is not None and meeting is None:
@@ -253,11 +258,6 @@ class Weighing:
                 "this",
             )
         return way
-
-    def _accumulates(self) -> bool:
-        head = self._head()
-        parts = [] if head is None else [getattr(head, part) for part in self._owners]
-        return any(part.grad is not None for part in parts)
 
     def _fall_back(self, gradient: Tensor, error: Exception) -> None:
         self._rescale.miss(gradient)
