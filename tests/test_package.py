@@ -16,7 +16,8 @@ ROOT = Path(__file__).parent.parent
 
 # Imports never point up: a file may import those before it alone. Files on a line are one storey.
 ORDER = [
-    ["compat", "rules", "warn", "widths"],
+    ["rules", "warn", "widths"],
+    ["compat"],
     ["hook", "find", "ranks", "steps", "rescale", "dryrun"],
     ["monitor"],
     ["capture"],

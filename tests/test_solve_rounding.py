@@ -14,7 +14,10 @@ from torch import Tensor
 from oracles import Literal
 from primum import Problem, solve
 from primum.gram import MatrixFree
+from primum.problem import rounding_of
 
+solver = importlib.import_module("primum.solve")
+SEEDS = range(500, 900)
 TINY = 1e-37  # near the smallest numbers of float32
 exponents = st.floats(-8, 8)
 
@@ -54,12 +57,12 @@ def problems(draw: Any) -> tuple[MatrixFree, Tensor, Tensor]:
     elif kind == "any":
         drift = torch.randn(batch, generator=rng) * 10.0 ** draw(exponents)
     elif kind == "tiny":  # beside large gradients
-        size = gram.diagonal.max() * 10.0 ** draw(st.floats(-10, -2))
+        size = gram.diagonal.max() * 10.0 ** draw(st.floats(-15, -2))
         drift = torch.randn(batch, generator=rng) * size
     else:
         drift = gram.times(torch.ones(batch)).neg()
     trace = gram.diagonal.sum().sqrt()
-    reach = trace * 10.0 ** draw(st.floats(-4, 1))
+    reach = trace * 10.0 ** draw(st.floats(-9, 1))
     return gram, drift, reach
 
 
@@ -74,7 +77,7 @@ def test_judged_in_float64(
 ) -> None:
     factors, drift, reach = data
     if path == "device":  # a fixed number of iterations, judged at the end
-        monkeypatch.setattr(importlib.import_module("primum.solve"), "on_host", lambda value: False)
+        monkeypatch.setattr(solver, "on_host", lambda value: False)
     gram = factors.dense() if form == "dense" else factors
     if not (gram.diagonal.isfinite().all() and drift.isfinite().all()):
         return
@@ -91,13 +94,45 @@ def test_judged_in_float64(
     assert float(solution.lower_bound) <= objective + 1e-6 * largest + TINY
 
 
-def test_where_products_cancel_zero_weights_win() -> None:
-    """Two large opposite gradients, whose products with anything are rounding beside the drift."""
-    x = torch.tensor([[1.0, 1e-4], [1.0, 0.0], [1.0, 2e-4]])
-    g = torch.tensor([[1e4], [-1e4], [1e4]])
-    factors = MatrixFree(x, g, 1.0)
-    drift = torch.tensor([1e-3, 1e-3, -1e-3])
-    for gram in (factors, factors.dense()):
-        weights = solve(Problem(gram, drift, torch.tensor(1e5)), 20).extra_weights
-        literal = Literal.of(factors, drift, 1e5)
-        assert literal.objective(weights) <= literal.harm * (1 + 1e-6)
+def cancelling(seed: int) -> tuple[MatrixFree, Tensor, Tensor]:
+    """Opposite gradients whose products are rounding errors beside the drift."""
+    rng = torch.Generator().manual_seed(seed)
+
+    def uniform(low: float, high: float) -> float:
+        return low + (high - low) * float(torch.rand((), generator=rng))
+
+    batch, inputs, outputs = (int(uniform(*ends)) for ends in ((2, 40), (2, 70), (1, 6)))
+    x, g = torch.randn(batch, inputs, generator=rng), torch.randn(batch, outputs, generator=rng)
+    x = x * 10.0 ** uniform(-6, -2) + torch.randn(1, inputs, generator=rng)
+    g = g * 10.0 ** uniform(-6, -2) + torch.randn(1, outputs, generator=rng)
+    g *= torch.where(torch.rand(batch, 1, generator=rng) < 0.5, 1.0, -1.0)
+    gram = MatrixFree(x, g, 1.0)
+    drift = torch.randn(batch, generator=rng) * gram.diagonal.max() * 10.0 ** uniform(-15, -9)
+    return gram, drift, gram.diagonal.sum().sqrt() * 10.0 ** uniform(-9, -4)
+
+
+def worst(path: str, monkeypatch: pytest.MonkeyPatch, seeds: range = SEEDS) -> float:
+    """The largest objective over that of zero weights."""
+    if path == "device":
+        monkeypatch.setattr(solver, "on_host", lambda value: False)
+    ratios = []
+    for seed in seeds:
+        factors, drift, reach = cancelling(seed)
+        gram = factors.dense() if seed % 2 else factors
+        literal = Literal.of(factors, drift, reach)
+        weights = solve(Problem(gram, drift, reach), 12, 0.005).extra_weights
+        if literal.harm > 0:
+            ratios.append(literal.objective(weights) / literal.harm)
+    return max(ratios)
+
+
+@pytest.mark.parametrize("path", ["host", "device"])
+def test_where_products_cancel_zero_weights_win(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert worst(path, monkeypatch) <= 1 + 1e-6
+
+    def without_allowance(problem: Problem) -> tuple[float, float]:
+        return rounding_of(problem)[0], 0.0
+
+    monkeypatch.setattr(solver, "rounding_of", without_allowance)
+    monkeypatch.setattr("primum.problem.rounding_of", without_allowance)
+    assert worst(path, monkeypatch) > 1.1  # these are problems that need it

@@ -6,7 +6,6 @@ describes, and a warning where results change; never the import, and never a tra
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
@@ -17,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node
 from torch.optim import Optimizer
+
+from primum.warn import warn
 
 FORWARD_HOOKS = "_forward_hooks"  # with what else begins so: what a module keeps about each
 
@@ -33,11 +34,7 @@ def private(module: str, name: str, without: str = "") -> Any:
         return found
     except (ImportError, AttributeError):
         if without:
-            warnings.warn(
-                f"primum: torch {torch.__version__} has no {module}.{name}; {without}",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+            warn(f"torch {torch.__version__} has no {module}.{name}; {without}")
         return None
 
 
