@@ -157,7 +157,10 @@ class TestLogging:
         lines: list[str] = []
         monkeypatch.setattr(module_of(PrimumCallback).logger, "info", lines.append)
         trainer(tmp_path, [PrimumCallback()]).train()
-        assert lines == ["primum: sample weights are applied at the output of net.2"]
+        first, last = lines
+        assert first == "primum: sample weights are applied at the output of net.2"
+        assert last.startswith("Reducer(head='net.2'")
+        assert "samples harmed by a step" in last
         assert module_of(PrimumCallback).logger.name.startswith("transformers.")
 
     def test_log_history(self, tmp_path: Path) -> None:
