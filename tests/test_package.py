@@ -28,7 +28,7 @@ ORDER = [
     ["solve"],
     ["report", "recipe"],
     ["pipeline", "summary"],
-    ["distributed"],
+    ["distributed", "skips"],
     ["weighing"],
     ["reducer"],
     ["attach"],

@@ -191,12 +191,28 @@ def _make(
     return Reducer(model, linear, owners, recipe, options)
 
 
+def _is_affine(head: nn.Linear) -> bool:
+    """Whether a subclass with a `forward` of its own computes what nn.Linear does."""
+    if type(head).forward is nn.Linear.forward:
+        return True
+    devices = [head.weight.device] if head.weight.is_cuda else []
+    with torch.no_grad(), torch.random.fork_rng(devices=devices):
+        row = torch.linspace(-1, 1, head.in_features).to(head.weight).unsqueeze(0)
+        try:
+            found = type(head).forward(head, row)
+        except Exception:
+            return True  # it wants other arguments: not to be judged here
+        expected = nn.functional.linear(row, head.weight, head.bias)
+        shaped = isinstance(found, Tensor) and found.shape == expected.shape
+        return not shaped or bool(torch.allclose(found, expected, rtol=0.05, atol=0.05))
+
+
 def _check_head(model: nn.Module, head: nn.Linear, name: str) -> None:
     weight: Tensor = head.weight
     if isinstance(model, nn.DataParallel) and len(model.device_ids) > 1:
         raise ValueError(
             f"nn.DataParallel trains copies of {name}, one on each of {model.device_ids}, which "
-            "primum cannot weigh; use DistributedDataParallel"
+            "primum does not support; use DistributedDataParallel"
         )
     if not isinstance(weight, nn.Parameter):
         raise ValueError(
@@ -210,10 +226,17 @@ def _check_head(model: nn.Module, head: nn.Linear, name: str) -> None:
     shape = (head.out_features, head.in_features)
     if hasattr(weight, "__tensor_flatten__") or weight.shape != shape:
         raise ValueError(
-            f"{name}.weight is a {type(weight).__name__} of shape {list(weight.shape)}, no plain "
-            f"tensor of shape {list(shape)}: sharded (FSDP, tensor parallelism) or quantized; "
+            f"{name}.weight is a {type(weight).__name__} of shape {list(weight.shape)}, not a "
+            f"plain tensor of shape {list(shape)}: sharded (FSDP, tensor parallelism) or "
+            "quantized; "
             "primum needs the whole weight on every rank: use DistributedDataParallel, or keep the "
             'head out of it, average its gradients over ranks and pass scope="global"'
+        )
+    if not _is_affine(head):
+        raise ValueError(
+            f"{name} is a {type(head).__name__} whose output is not weight @ input + bias (a "
+            "normalised or scaled head), so its gradients are not those of a linear layer; pass "
+            "head= a plain nn.Linear"
         )
     if not weight.requires_grad:
         raise ValueError(

@@ -40,6 +40,8 @@ class Pass:
         self.weight = parameter(head, "weight")
         self.extra_weights: Tensor | None = None
         self.weighed = False  # the explicit form has put the weights into the loss already
+        self.together = False  # with other ranks
+        self.differentiated = False  # under create_graph=True a second gradient may arrive
         self.ranks: Any = None  # with which this pass is weighed
         self._strong: Tensor | None = features
         self._weak = weakref.ref(features)
@@ -150,6 +152,8 @@ def reweight(gradients: Sequence[Tensor], extra_weights: Tensor, per: str) -> li
         weights = (own + 1).view(shape)
         if each.dtype == weights.dtype:
             weighted.append(each * weights)
+        elif each.requires_grad and torch.is_grad_enabled():  # `out=` has no gradient
+            weighted.append((each * weights).to(each.dtype))
         else:
             weighted.append(torch.mul(each, weights, out=torch.empty_like(each)))
     return weighted
@@ -223,12 +227,15 @@ class Listener:
         self._handle = Hook(head, self)
 
     def __call__(
-        self, head: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
+        self, head: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> Tensor | None:
         # What comes before a call of `_forward` is traced by torch.compile.
-        if not output.requires_grad or exporting():
+        if not isinstance(output, Tensor) or not output.requires_grad or exporting():
             return None
-        features: Tensor = args[0] if args else kwargs["input"]
+        given = (*args, *kwargs.values())  # a subclass may name its input as it likes
+        if not given or not isinstance(given[0], Tensor):
+            return None
+        features = given[0]
         if torch.compiler.is_dynamo_compiling():
             self.compiled = True
             carried: Tensor = Carry.apply(  # type: ignore[no-untyped-call]

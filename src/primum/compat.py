@@ -100,9 +100,13 @@ def inside_functorch() -> bool:
 
 
 def exporting() -> bool:
-    """Whether the model is being exported or traced, and so its hooks must do nothing."""
-    ask = getattr(torch.compiler, "is_exporting", None)  # torch 2.7
-    return (_is_tracing is not None and bool(_is_tracing())) or (ask is not None and bool(ask()))
+    """Whether the model is being exported or traced, and so its hooks must do nothing.
+
+    The flag and not `is_exporting()`, which torch 2.7 takes to be true in every compiled graph.
+    Fallback: no, and torch.export meets the hook.
+    """
+    tracing = _is_tracing is not None and bool(_is_tracing())
+    return tracing or bool(getattr(torch.compiler, "_is_exporting_flag", False))
 
 
 def parameter(module: nn.Module, name: str) -> Tensor | None:
@@ -163,6 +167,11 @@ def skip_record(scaler: Any) -> object | None:
 def running_wrapper() -> nn.parallel.DistributedDataParallel | None:
     """The DistributedDataParallel whose forward pass is under way. Fallback: None, not known."""
     return getattr(nn.parallel.DistributedDataParallel, "_active_ddp_module", None)
+
+
+def knows_running_wrapper() -> bool:
+    """Whether torch says which DistributedDataParallel runs. Fallback: no."""
+    return hasattr(nn.parallel.DistributedDataParallel, "_active_ddp_module")
 
 
 def joins(wrapper: nn.parallel.DistributedDataParallel) -> bool:

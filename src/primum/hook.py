@@ -64,6 +64,10 @@ class _StateWithoutHooks:
     def __init__(self, module: nn.Module) -> None:
         self._module = weakref.ref(module)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> _StateWithoutHooks:
+        copied = memo.get(id(self._module()))  # of a class that copies its `__dict__` itself
+        return self if copied is None else _StateWithoutHooks(copied)
+
     def __call__(self) -> dict[str, Any]:
         module = self._module()
         assert module is not None

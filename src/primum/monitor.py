@@ -26,6 +26,14 @@ TIMED_STEPS = 100
 DEAR = 0.2  # Of the time of a step.
 
 
+class Plain(RuntimeError):
+    """Why a step is left plain although nothing broke. Counted as a fallback, if `counted`."""
+
+    def __init__(self, reason: str, *, counted: bool = True) -> None:
+        super().__init__(reason)
+        self.counted = counted
+
+
 class Monitor:
     """Compares the steps of optimizers with the backward passes through the head.
 
@@ -65,7 +73,7 @@ class Monitor:
         self._pending: Tensor | int = 0  # weighed passes that no step has used yet
         self._pending_steps = self._pending_version = 0
         self.passes = 0  # backward passes through the head since the last step of its optimizer
-        self._reached, self._bypassed = False, 0
+        self.reached, self._bypassed = False, 0
         self._spent = self._timed_from = self._timed_to = 0.0
         self._steps_seen = Steps(self, model, head, name, optimizer)
 
@@ -93,8 +101,12 @@ class Monitor:
                 "GradScaler, pass it as scaler=: such steps are then expected",
             )
 
-    def weighed(self, objective: Tensor, drift: Tensor, seconds: float) -> None:
-        """Note a pass whose gradients wait for a step, and how long weighing it took.
+    def spend(self, seconds: float) -> None:
+        """Note how long weighing a pass took."""
+        self._spent += seconds
+
+    def weighed(self, objective: Tensor, drift: Tensor) -> None:
+        """Note a pass whose gradients wait for a step.
 
         Not one that is not finite, nor one of zero gradients: these leave nothing to discard.
         """
@@ -102,7 +114,6 @@ class Monitor:
         finite = _number(objective, lambda value: value < torch.inf)
         self._pending = finite * _number(drift.any(), lambda value: value != 0) + before
         self._pending_steps, self._pending_version = self.steps, self._version()
-        self._spent += seconds
 
     @property
     def pending(self) -> bool:
@@ -115,7 +126,7 @@ class Monitor:
         self._pending = 0
 
     def settle(self, kept: Tensor | None) -> None:
-        """At the begin of a backward pass: count pending passes as discarded unless `kept`.
+        """At the start of a backward pass: count pending passes as discarded unless `kept`.
 
         `kept` is whether `.grad` still has values, None if it has been set to None.
         """
@@ -128,7 +139,8 @@ class Monitor:
                 f"gradients of {self._name!r} were reweighted for a step of its optimizer, but "
                 "were discarded without one. If that backward pass trains another network (a "
                 "generator through its discriminator, an actor through its critic) or is not for "
-                "training, run it inside `with reducer.paused():`; its gradients may have changed",
+                "training, run it inside `with reducer.paused():`; its gradients may have changed. "
+                "If a GradScaler skipped the step, pass it as scaler=",
             )
 
     def overtaken(self) -> bool:
@@ -154,8 +166,8 @@ class Monitor:
         if head is not None and weight is not None:
             self._measure(head)
         self._time()
-        self._reached = self._reached or self.passes > 0
-        if not self._reached and weight is not None and weight.grad is not None:
+        self.reached = self.reached or self.passes > 0
+        if not self.reached and weight is not None and weight.grad is not None:
             self._notice_bypass()
         self.passes = 0
 

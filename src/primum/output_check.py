@@ -18,7 +18,7 @@ OPAQUE = ("Checkpoint", "Compiled")  # nodes that hide a part of the graph
 
 
 class OutputCheck:
-    """A hook on the model that looks at one forward pass in training, and goes.
+    """A hook on the model that checks one forward pass in training, then removes itself.
 
     Args:
         model: As passed to `attach`.

@@ -160,7 +160,7 @@ class Solution:
 
 def plain(drift: Tensor) -> Solution:
     """Zero extra weights, and the harm of the plain step."""
-    harm = drift.clamp_min(0).sum()
+    harm = drift.clamp_min(0).sum().nan_to_num(nan=torch.inf, posinf=torch.inf)
     return Solution(torch.zeros_like(drift), harm, 0, Evidence(harm, drift))
 
 

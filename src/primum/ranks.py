@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from primum.compat import joins, running_wrapper
+from primum.compat import joins, knows_running_wrapper, running_wrapper
 
 Result = TypeVar("Result")
 
@@ -49,13 +49,19 @@ class Scope:
         if scope == "global":
             self._ranks = self._of(self._wrapper())
 
-    def ranks(self) -> Ranks | None:
-        """The ranks of the forward pass under way; None if this one is on its own."""
+    def ranks(self, *, eager: bool = False) -> Ranks | None:
+        """The ranks of the forward pass under way; None if this one is on its own.
+
+        In an `eager` pass that no DistributedDataParallel runs (`wrapper.module(x)` on one rank),
+        "auto" does not wait for others.
+        """
         if self.name == "local" or not (dist.is_available() and dist.is_initialized()):
             return None
         wrapper = self._wrapper()
+        if eager and self.name == "auto" and knows_running_wrapper() and not running_wrapper():
+            return None
         if wrapper is not None and joins(wrapper):
-            return None  # ranks without data left do not come along
+            return None  # ranks without data left make no collective calls
         if self._ranks is None and wrapper is not None:
             self._ranks = self._of(wrapper)
         if self._ranks is None or self._ranks.size == 1:
@@ -69,14 +75,14 @@ class Scope:
         wrapper = self._wrapper()
         if wrapper is not None and joins(wrapper):
             return "join", (
-                "each rank solves for its own samples under join(): a rank whose data have ended "
-                "does not come along"
+                "each rank solves for its own samples under join(): a rank that has run out of "
+                "data makes no collective calls"
             )
         if self._ranks is None and wrapper is None and dist.get_world_size() > 1:
             return "ranks", (
                 "there are several ranks, but no DistributedDataParallel is seen to run this "
                 "model, so each rank solves for its own samples; pass the wrapped model to attach, "
-                'or say scope="local" or scope="global"'
+                'or pass scope="local" or scope="global"'
             )
         return None
 

@@ -6,7 +6,6 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial, wraps
-from types import TracebackType
 from typing import Any, TypeVar, cast
 
 import torch
@@ -135,14 +134,6 @@ class Reducer(Weighing):
 
         For passes that train another network through this one, or whose gradients are read rather
         than stepped on: `torch.autograd.grad(loss, parameters)` is reweighted like training.
-
-        Examples:
-            >>> model = nn.Linear(8, 3)
-            >>> reducer = primum.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
-            >>> with reducer.paused():
-            ...     gradients = torch.autograd.grad(
-            ...         model(torch.randn(4, 8)).square().mean(), list(model.parameters())
-            ...     )
         """
         before, self.enabled = self.enabled, False
         try:
@@ -153,12 +144,7 @@ class Reducer(Weighing):
     def __enter__(self) -> Reducer:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.remove()
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
@@ -166,7 +152,7 @@ class Reducer(Weighing):
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values and tensors: loads with `weights_only=True`."""
-        self._settle_skipped()
+        self._skips.settle()
         return {
             "recipe": self._recipe.name,
             "fallbacks": self._monitor.fallbacks.value.clone(),
@@ -186,6 +172,9 @@ class Reducer(Weighing):
         self._recipe.load_state_dict(state["recipe_state"])
         self._monitor.fallbacks.load(state["fallbacks"])
         self._rescale.load(state.get("factor"), self._monitor.fallbacks.value.device)
+        self._rescale.forget()
+        self._monitor.forget()
+        self._skips.forget()
 
     @eager
     def __call__(self, losses: Tensor) -> Tensor:
@@ -227,12 +216,13 @@ class Reducer(Weighing):
                     )
             features = [each.features for each in passes]
             training = all(each.training for each in passes)
-            weighted = self._weigh(gradients, features, training, first.ranks, scaled=False)
+            weighted = self._weigh(gradients, features, training, first.ranks, explicit=True)
             extra_weights, report = None, self._last
             if weighted is not None and report is not None:
                 extra_weights = report.extra_weights[report.own]
             for each in passes:
                 each.weighed, each.extra_weights = True, extra_weights
+                each.together = report is not None and report.own != slice(None)
         if first.extra_weights is None:
             return mean
         return ((1 + first.extra_weights).to(losses.dtype) * losses.flatten()).mean()
@@ -255,7 +245,7 @@ class Reducer(Weighing):
             return  # frozen for this pass: it trains something else
         made = Pass(self, own, features, output)
         self.marked = True
-        made.ranks = self._ranks()
+        made.ranks = self._ranks(eager=True)
         hook: Callable[[Tensor], Tensor | None] = partial(self._on_gradient, made)
         output.register_hook(hook)  # type: ignore[no-untyped-call]
 
@@ -266,9 +256,14 @@ class Reducer(Weighing):
         head = self._head()
         if head is None or parameter(head, "weight") is not made.weight or not made.trains_head():
             return None  # a gradient for another purpose, or of other weights
-        if made.weighed:
+        if made.weighed or made.differentiated:
             self._monitor.passes += 1
+            if made.differentiated:
+                self._rescale.miss(gradient)  # a gradient of weighted gradients
+            else:
+                self._account(head, made, gradient)
             return None
+        made.differentiated = gradient.requires_grad
         weighted = self._on_arrival(gradient, made.features, made.training, made.ranks)
         made.release()
         return weighted
@@ -276,7 +271,7 @@ class Reducer(Weighing):
     @_guarded
     def on_compiled(self, gradient: Tensor, features: Features, training: bool) -> Tensor | None:
         """The same in a compiled graph, which hands over the head's input itself."""
-        return self._on_arrival(gradient, features, training, self._ranks())
+        return self._on_arrival(gradient, features, training, self._ranks(eager=False))
 
     def _on_arrival(
         self, gradient: Tensor, features: Features, training: bool, ranks: Ranks | None
@@ -285,14 +280,14 @@ class Reducer(Weighing):
         if not self._active():
             self._rescale.miss(gradient)
             return None
-        weighted = self._weigh([gradient], [features], training, ranks, scaled=True)
+        weighted = self._weigh([gradient], [features], training, ranks)
         return None if weighted is None else weighted[0]
 
     def _active(self) -> bool:
         return self.enabled and self._listener is not None
 
-    def _ranks(self) -> Ranks | None:
-        ranks = self._scope.ranks()
+    def _ranks(self, *, eager: bool) -> Ranks | None:
+        ranks = self._scope.ranks(eager=eager)
         alone = self._scope.why_alone() if ranks is None else None
         if alone is not None:
             self._monitor.warn(*alone)

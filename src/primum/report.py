@@ -121,7 +121,7 @@ class StepReport:
             "discarded",
             "finite",
         )
-        values = torch.stack([getattr(self, name).to(self.drift.dtype) for name in names])
+        values = torch.stack([getattr(self, name).to(self.drift) for name in names])
         figures = dict(zip(names, values.tolist(), strict=True))  # SYNC: asked for
         return figures | {"applied": float(self.weighed) * figures.pop("finite")}
 

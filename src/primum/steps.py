@@ -21,6 +21,7 @@ class Listening(Protocol):
     """What is called after steps: the monitor."""
 
     passes: int
+    reached: bool
 
     def after_step(self, found_inf: Tensor | None) -> None: ...
 
@@ -41,7 +42,7 @@ class Steps:
         self._head, self._name = weakref.ref(head), name
         self._optimizer = weakref.ref(optimizer)
         self._others: weakref.WeakKeyDictionary[Optimizer, bool] = weakref.WeakKeyDictionary()
-        self._idle = 0
+        self._idle: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self._warned: set[str] = set()
         # A head that was replaced before needs no warning any more.
         self._keep_if(lambda each: each._model() is not model or each._in_model())
@@ -63,9 +64,9 @@ class Steps:
         """An optimizer, whichever, has stepped."""
         monitor, own = self._monitor(), stepped is self._optimizer()
         if monitor is not None and monitor.passes:
-            self._idle = 0
+            self._idle.clear()
         elif own or self._trains_model(stepped):
-            self._notice_idle()
+            self._notice_idle(stepped)
         if monitor is not None and own:
             monitor.after_step(getattr(stepped, "found_inf", None))
 
@@ -88,10 +89,10 @@ class Steps:
             self._others[stepped] = any(p in own for p in held)
         return self._others.get(stepped, False)
 
-    def _notice_idle(self) -> None:
-        self._idle += 1
-        head, model = self._head(), self._model()
-        if self._idle != IDLE_STEPS or model is None:
+    def _notice_idle(self, stepped: Optimizer) -> None:
+        self._idle[stepped] = self._idle.get(stepped, 0) + 1
+        head, model, monitor = self._head(), self._model(), self._monitor()
+        if self._idle[stepped] != IDLE_STEPS or model is None:
             return
         if head is None or not self._in_model():
             why = "it is no longer part of the model: attach again after replacing it"
@@ -99,8 +100,8 @@ class Steps:
             why = "its weight is computed from other parameters now: detach, or attach before that"
         elif not head.weight.requires_grad:
             why = "it is frozen (requires_grad=False): unfreeze it, or pass the trained head"
-        elif head.weight.grad is not None:
-            return  # noticed by the monitor
+        elif head.weight.grad is not None or (monitor is not None and monitor.reached):
+            return  # noticed by the monitor, or a phase that trains something else
         else:
             why = (
                 "no backward pass went through it: is it the layer that makes the model's output? "

@@ -27,7 +27,7 @@ def _effect(reports: Sequence[StepReport], monitor: Monitor) -> list[str]:
         return [
             f"samples harmed: not known, nothing was weighed in {monitor.steps} optimizer steps",
             "extra weights: none. WARNING: so far this run is plain training; see the fallbacks "
-            "below, and the warnings that primum gave",
+            "below, and primum's warnings",
         ]
 
     def mean(name: str) -> float:

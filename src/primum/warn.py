@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from pathlib import Path
@@ -11,7 +12,10 @@ import torch
 from torch import Tensor
 
 # Files that are not the user's: primum, torch, and code that torch.compile has written.
-LIBRARIES = (str(Path(__file__).parent), str(Path(torch.__file__).parent), "<eval_with_key>")
+LIBRARIES = (
+    *(f"{Path(each).parent}{os.sep}" for each in (__file__, torch.__file__)),
+    "<eval_with_key>",
+)
 
 
 def warn(message: str, category: type[Warning] = RuntimeWarning) -> None:

@@ -13,30 +13,23 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from primum.capture import reweight, rows_of, samples
-from primum.compat import backward_id, no_autocast, parameter, skip_record
+from primum.capture import Pass, reweight, rows_of, samples
+from primum.compat import backward_id, no_autocast, parameter
 from primum.distributed import choose_way, weigh_together
-from primum.monitor import Monitor
+from primum.monitor import Monitor, Plain
 from primum.pipeline import Captured, weigh
 from primum.problem import Evidence, Solution
 from primum.ranks import Meeting, Ranks, Scope, meet
 from primum.recipe import Recipe
 from primum.report import StepReport
 from primum.rescale import Rescale
+from primum.skips import Skips
 from primum.update import has_gradients, uniform
 
 Features = Callable[[], Tensor]  # the head's input, which may be gone
 
 
 RECENT = 10  # reports kept for the summary
-
-
-class Plain(RuntimeError):
-    """Why a step is left plain although nothing broke. Counted as a fallback, if `counted`."""
-
-    def __init__(self, reason: str, *, counted: bool = True) -> None:
-        super().__init__(reason)
-        self.counted = counted
 
 
 @dataclass(frozen=True)
@@ -75,7 +68,7 @@ class Weighing:
         optimizer, after_step = owners["weight"], self._rescale.after_step
         self._monitor = Monitor(model, head, options.name, optimizer, after_step)
         self._backward: int | None = -1  # the backward pass of the last arrival
-        self._before_skip: tuple[Any, int, dict[str, Any]] | None = None
+        self._skips = Skips(recipe, self._rescale, self._monitor)
 
     def _weigh(
         self,
@@ -84,16 +77,16 @@ class Weighing:
         training: bool,
         ranks: Ranks | None,
         *,
-        scaled: bool,
+        explicit: bool = False,
     ) -> list[Tensor] | None:
         """The gradients times `1 + w`, row by row; None leaves them plain.
 
         `gradients` arrived at the head's output, one for each call that is weighed in one, with its
-        input in `features`; `scaled` says whether a GradScaler's scale is in them.
+        input in `features`. In the `explicit` form they come before backward, and unscaled.
         """
         began = time.perf_counter()
         with torch.no_grad(), no_autocast(gradients[0].device.type):
-            captured = self._prepare(gradients, features, training, scaled=scaled)
+            captured = self._prepare(gradients, features, training, explicit=explicit)
             try:
                 meeting = None
                 if ranks is not None:  # also if there is trouble here: the others wait
@@ -102,8 +95,10 @@ class Weighing:
                 if isinstance(captured, Exception):
                     raise captured
                 if ranks is not None and meeting is None:
-                    raise Plain("another rank could not weigh its part")
-                weighted = self._solve(gradients, features, captured, ranks, meeting)
+                    raise Plain("another rank could not compute its weights")
+                weighted = self._solve(
+                    gradients, features, captured, ranks, meeting, explicit=explicit
+                )
             except Warning:
                 raise  # turned into an error by the user's own filter
             except Exception as error:
@@ -112,8 +107,9 @@ class Weighing:
                 self._fall_back(gradients[0], error)
                 return None
         if weighted is not None and self._last is not None:
-            seconds = time.perf_counter() - began
-            self._monitor.weighed(self._last.objective, self._last.drift, seconds)
+            self._monitor.spend(time.perf_counter() - began)
+            if not explicit and getattr(self._recipe, "radius", None) != 0:
+                self._monitor.weighed(self._last.objective, self._last.drift)
         return weighted
 
     def _prepare(
@@ -122,18 +118,19 @@ class Weighing:
         features: Sequence[Features],
         training: bool,
         *,
-        scaled: bool,
+        explicit: bool,
     ) -> Captured | Exception:
         """What this rank has, or why it has nothing."""
         try:
             head = self._check(training)
-            self._settle_skipped()
-            self._begin(head)
+            self._skips.settle()
+            if not explicit:
+                self._begin(head)
             unscale = self._rescale.unscale(gradients[0])
             return Captured(
                 samples([each() for each in features], self._per),
                 samples(gradients, self._per),
-                unscale=unscale if scaled else None,
+                unscale=None if explicit else unscale,
                 before=unscale,
                 factor=self._rescale.factor,
             )
@@ -151,7 +148,7 @@ class Weighing:
             raise Plain("the head ran in eval mode; call model.train() before training")
         weight = parameter(head, "weight")
         if weight is None:
-            raise Plain("the head's weight is computed from others now; call .remove()")
+            raise Plain("the head's weight is now computed from other parameters; call .remove()")
         if not weight.requires_grad:
             raise Plain("the head is frozen now; unfreeze it or call .remove()")
         if self._monitor.overtaken():
@@ -169,9 +166,20 @@ class Weighing:
         self._backward = task
         if task is None or not (self._monitor.pending or self._rescale.expects):
             return
-        kept = None if head.weight.grad is None else head.weight.grad.any()
+        kept = None if head.weight.grad is None else head.weight.grad.norm() != 0
         self._monitor.settle(kept)
         self._rescale.forget(kept)
+
+    @torch.no_grad()
+    def _account(self, head: nn.Linear, made: Pass, gradient: Tensor) -> None:
+        """Bookkeeping of the explicit form, once its weighted gradient arrives."""
+        self._begin(head)
+        if self._backward is not None:
+            mean = made.ranks.mean if made.together else None
+            unscale = self._rescale.unscale(gradient)
+            self._rescale.expect(gradient, made.features(), unscale, mean)
+        if made.extra_weights is not None and self._last is not None:
+            self._monitor.weighed(self._last.objective, self._last.drift)
 
     def _solve(
         self,
@@ -180,15 +188,18 @@ class Weighing:
         captured: Captured,
         ranks: Ranks | None,
         meeting: Meeting | None,
+        *,
+        explicit: bool,
     ) -> list[Tensor] | None:
         head = self._head()
         assert head is not None  # as checked before
         way, own_rows = None, slice(None)
+        expects = self._backward is not None and not explicit  # there, once the gradient arrives
         if ranks is not None and meeting is not None:
             way = self._way(ranks, meeting, captured)
         if ranks is None or meeting is None or way is None:
             ranks = None
-            if len(captured.features) == 1:
+            if len(captured.features) < 2:
                 raise Plain(
                     "a batch of one sample has nothing to trade off and keeps its plain gradient",
                     counted=False,
@@ -200,18 +211,16 @@ class Weighing:
                 drift, solution = weigh_together(
                     ranks, meeting, way, head, self._owners, captured, self._recipe
                 )
+                own = own_rows.start, own_rows.stop - own_rows.start
+                weighted = self._weighted(gradients, solution.extra_weights.narrow(0, *own))
             except Exception:
-                if not ranks.broken:  # this rank alone: the others go on
+                if not ranks.broken and expects:  # this rank alone: the others go on
                     for each in gradients:
                         self._rescale.miss(each, ranks.mean)
                 raise
-        weighted = list(gradients)
-        if self._apply:
-            weights = solution.extra_weights
-            if ranks is not None:
-                weights = weights.narrow(0, own_rows.start, own_rows.stop - own_rows.start)
-            weighted = reweight(gradients, weights, self._per)
-        if self._backward is not None:
+        if ranks is None:
+            weighted = self._weighted(gradients, solution.extra_weights)
+        if expects:
             mean = None if ranks is None else ranks.mean
             for each, inputs in zip(weighted, features, strict=True):
                 self._rescale.expect(each, inputs(), captured.unscale, mean)
@@ -219,6 +228,13 @@ class Weighing:
             self._monitor.not_finite(solution.objective)
         self._report(drift, solution, own=own_rows)
         return weighted if self._apply else None
+
+    def _weighted(self, gradients: Sequence[Tensor], weights: Tensor) -> list[Tensor]:
+        if not self._apply:
+            return list(gradients)
+        # Under `create_graph=True` the weighted gradient is a function of the gradient.
+        with torch.set_grad_enabled(any(each.requires_grad for each in gradients)):
+            return reweight(gradients, weights, self._per)
 
     def _report(
         self, drift: Tensor, solution: Solution, *, own: slice | None = None, why: str = ""
@@ -252,10 +268,10 @@ class Weighing:
         if way is None:
             self._monitor.warn(
                 "dear",
-                "solving over all ranks would send more than a quarter of what the gradients do, "
-                "or repeat too much work on each, so each rank solves for its own samples; "
-                'pass scope="global" to solve together all the same, or scope="local" to silence '
-                "this",
+                "solving over all ranks would send more than a quarter of the gradient "
+                "all-reduce's traffic, or repeat too much work on each rank, so each rank solves "
+                'for its own samples; pass scope="global" to solve jointly anyway, or '
+                'scope="local" to silence this',
             )
         return way
 
@@ -273,26 +289,3 @@ class Weighing:
         evidence = Evidence(lower_bound=unknown.sum(), drift_after=unknown)
         solution = Solution(torch.zeros_like(unknown), unknown.sum(), 0, evidence)
         self._report(unknown, solution, why=reason)
-
-    def _settle_skipped(self) -> None:
-        """Put the recipe's state back where a GradScaler skipped the step it was for.
-
-        A scaler skips silently. But `update()` replaces its record of optimizers, and if that is
-        new while the optimizer has not stepped, the steps since were skipped.
-        """
-        record, steps = skip_record(self._rescale.scaler), self._monitor.steps
-        if record is None or not self._monitor.counts:
-            return
-        if self._before_skip is not None and self._before_skip[0] is not record:
-            _, known_steps, state = self._before_skip
-            if known_steps == steps:
-                self._rescale.forget()
-                self._monitor.forget()
-            found_inf = self._monitor.found_inf
-            # SYNC: with fused optimizers and recipes that have a state, alone.
-            moved = found_inf is None or not state or not bool(found_inf)
-            if known_steps == steps or not moved:
-                self._recipe.load_state_dict(state)
-            self._before_skip = None
-        if self._before_skip is None:
-            self._before_skip = record, steps, self._recipe.state_dict()

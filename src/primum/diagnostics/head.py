@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from primum.compat import parameter
 from primum.diagnostics.gradients import loss_of_one, over_chunks
 from primum.diagnostics.probe import Probe
-from primum.find import candidates, find_head, is_linear
+from primum.find import find_head, given_head
 from primum.gram import MatrixFree
 from primum.pipeline import Captured, arguments, weigh
 from primum.recipe import Primum, Recipe
@@ -62,13 +62,7 @@ def head_of(probe: Probe) -> nn.Linear:
     """The head as given, or found as `attach` finds it."""
     if probe.head is None:
         return find_head(probe.model)
-    named: Mapping[str, nn.Module] = dict(probe.model.named_modules())
-    found = named.get(probe.head) if isinstance(probe.head, str) else probe.head
-    if not is_linear(found):
-        raise ValueError(
-            f"head must be an nn.Linear, got {probe.head!r}; {candidates(probe.model)}"
-        )
-    return found
+    return given_head(probe.model, probe.head)
 
 
 def _factors(probe: Probe, linear: nn.Linear) -> tuple[Tensor, Tensor]:

@@ -36,7 +36,10 @@ class Attachment:
         # Wrong settings shall fail here and not hours later. Draws no random numbers.
         layer: nn.Linear = nn.utils.skip_init(nn.Linear, 1, 1)  # type: ignore[no-untyped-call]
         stepper = torch.optim.SGD(layer.parameters())
-        primum.attach(layer, stepper, **{k: v for k, v in settings.items() if k != "head"})
+        later = ("head", "scope", "process_group")  # need the model, or ranks
+        primum.attach(
+            layer, stepper, **{k: v for k, v in settings.items() if k not in later}
+        ).remove()
 
     @property
     def last(self) -> StepReport | None:
