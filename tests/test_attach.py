@@ -132,7 +132,7 @@ class TestHead:
         model, _ = make()
         model[2].weight = nn.Parameter(torch.randn(16))
         optimizer = optim.SGD(model.parameters(), lr=0.1)
-        with pytest.raises(ValueError, match=r"of shape \[16\], no plain tensor of shape \[4, 8\]"):
+        with pytest.raises(ValueError, match=r"\[16\], not a plain tensor of shape \[4, 8\]"):
             primum.attach(model, optimizer)
 
     @pytest.mark.filterwarnings("ignore::FutureWarning")

@@ -202,7 +202,7 @@ class TestTrouble:
             assert len(found["warnings"]) == 1
         if kind == "eval":
             reasons = [found["reports"][5]["reason"] for found in both]
-            assert reasons[0] == "another rank could not weigh its part"
+            assert reasons[0] == "another rank could not compute its weights"
             assert reasons[1].startswith("the head ran in eval mode")
 
     def test_a_rank_that_fails_by_itself_leaves_the_others_alone(self, results: Results) -> None:

@@ -336,7 +336,8 @@ class TestTime:
             p.grad = torch.zeros_like(p)
         for _ in range(110):
             monitor.passes += 1
-            monitor.weighed(torch.tensor(1.0), torch.ones(2), share)  # of a second between steps
+            monitor.weighed(torch.tensor(1.0), torch.ones(2))
+            monitor.spend(share)  # of a second between steps
             optimizer.step()
 
     def test_a_share_above_a_fifth_is_said_once(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -547,6 +547,7 @@ class TestCost:
             features = torch.empty(*shape, 8, device="cuda")
             gradient = torch.empty(*shape, 4, device="cuda")
             waiting: Any = SimpleNamespace(
+                differentiated=False,
                 features=lambda: features,
                 training=True,
                 weight=head.weight,

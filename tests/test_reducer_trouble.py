@@ -259,7 +259,7 @@ class TestTrouble:
         nn.utils.parametrizations.weight_norm(model[2])
         optimizer.add_param_group({"params": list(model[2].parametrizations.parameters())})
         inputs, labels = batch(0, 24)
-        with pytest.warns(RuntimeWarning, match=r"computed from others now; call \.remove\(\)"):
+        with pytest.warns(RuntimeWarning, match=r"from other parameters; call \.remove\(\)"):
             F.cross_entropy(model(inputs), labels).backward()
         assert report_of(reducer).fallbacks == 1
         train(model, optimizer, 3)

@@ -142,6 +142,9 @@ def reweight(gradients: Sequence[Tensor], extra_weights: Tensor, per: str) -> li
     Half precision is multiplied in the precision of the weights and rounded once: `1 + w` in
     bfloat16 would lose an extra weight of 0.003.
     """
+    first = gradients[0]
+    if len(gradients) == 1 and first.dim() == 2 and first.dtype == extra_weights.dtype:
+        return [first * (extra_weights + 1).unsqueeze(1)]  # the usual case, in few operations
     counts = [rows_of(each, per) for each in gradients]
     shared = per == "sample" or len(gradients) == 1
     rows = [extra_weights] * len(gradients) if shared else torch.split(extra_weights, counts)

@@ -63,7 +63,7 @@ def test_every_reason_of_the_core_is_on_the_page() -> None:
         for node in ast.walk(ast.parse(source.read_text())):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Plain":
                 reasons += [a.value for a in node.args if isinstance(a, ast.Constant)]
-    elsewhere = ("the model is gone", "rank", "computed from others")
+    elsewhere = ("the model is gone", "rank", "now computed from other parameters")
     reasons = [each for each in reasons if not any(words in each for words in elsewhere)]
     assert len(reasons) >= 3
     for each in reasons:

@@ -122,7 +122,7 @@ def test_which_head():
         other = Probe(*parts(probe), head=given)
         assert head_of(other) is probe.model[3]
         assert see_head(other).measure()[0].features.shape == (ROWS, 9)
-    with pytest.raises(ValueError, match=r"head must be an nn\.Linear, got '2'; pass head= one of"):
+    with pytest.raises(TypeError, match=r"head must be an nn\.Linear, got Tanh; pass head= one of"):
         see_head(Probe(*parts(probe), head="2"))
 
 
