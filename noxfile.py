@@ -14,7 +14,7 @@ from pathlib import Path
 
 import nox
 
-OLDEST = "2.4.1"  # the latest patch of the oldest torch in pyproject.toml
+OLDEST = "2.8.0"  # the oldest torch in pyproject.toml
 NIGHTLY = "TORCH_NIGHTLY_INDEX"  # names the index of nightly builds, as PyTorch publishes it
 TOOLS = ["clarabel", "cvxpy", "hypothesis", "numpy", "pytest", "pytest-timeout", "pytest-xdist"]
 ROOT = Path(__file__).parent
@@ -39,14 +39,14 @@ def run(session: nox.Session) -> None:
 @nox.session(python="3.10")
 def tests_oldest(session: nox.Session) -> None:
     """The oldest torch and the oldest Python that are supported."""
-    session.install(f"torch=={OLDEST}", *TOOLS, "numpy<2")  # numpy of the same age
+    session.install(f"torch=={OLDEST}", *TOOLS, "scikit-learn")
     run(session)
 
 
 @nox.session(python="3.13")
 def tests_newest(session: nox.Session) -> None:
     """The newest torch that the index offers for this Python."""
-    session.install("--upgrade", "torch", *TOOLS)
+    session.install("--upgrade", "torch", *TOOLS, "scikit-learn")
     run(session)
 
 
@@ -56,6 +56,6 @@ def tests_nightly(session: nox.Session) -> None:
     index = os.environ.get(NIGHTLY)
     if not index:
         session.error(f"set {NIGHTLY} to the address of PyTorch's index of nightly builds")
-    session.install(*TOOLS)
+    session.install(*TOOLS, "scikit-learn")
     session.install("--pre", "--upgrade", "torch", "--index-url", str(index))
     run(session)

@@ -125,7 +125,7 @@ def test_types_are_shipped() -> None:
 
 def test_needs_torch_alone() -> None:
     needed = importlib.metadata.requires("primum") or []
-    assert [n for n in needed if "extra ==" not in n] == ["torch>=2.4"]
+    assert [n for n in needed if "extra ==" not in n] == ["torch>=2.8"]
 
 
 def test_the_map_in_the_docstring_names_real_files() -> None:

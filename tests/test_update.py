@@ -36,6 +36,20 @@ STEPS = 15  # RAdam is unrectified for the first five.
 
 SHAPE = (7, 5)
 
+TENSOR_BETAS = {"betas": (torch.tensor(0.75), torch.tensor([0.9375])), "foreach": False}
+
+
+def takes_tensor_betas() -> bool:
+    """Whether this torch steps with them; older versions raise."""
+    param = torch.nn.Parameter(torch.ones(2))
+    param.grad = torch.ones(2)
+    try:
+        optim.Adam([param], **TENSOR_BETAS).step()
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
 OPTIONS: dict[type[optim.Optimizer], list[dict]] = {
     optim.SGD: [
         {},
@@ -57,7 +71,7 @@ OPTIONS: dict[type[optim.Optimizer], list[dict]] = {
         {"weight_decay": 0.1, "maximize": True, "amsgrad": True},
         {"amsgrad": True, "betas": (0.5, 0.6)},
         {"betas": (0.0, 0.99), "eps": 0.1},
-        {"betas": (torch.tensor(0.75), torch.tensor([0.9375])), "foreach": False},
+        *([TENSOR_BETAS] if takes_tensor_betas() else []),
         {"weight_decay": 0.1, "foreach": True, "maximize": True},
         {"weight_decay": 0.1, "fused": True},
         {"amsgrad": True, "maximize": True, "fused": True},
@@ -301,7 +315,11 @@ def test_adagrad_group_added_late_starts_from_the_default():
     late = nn.Parameter(torch.randn(SHAPE, dtype=torch.float64))
     optimizer.add_param_group({"params": [late], "initial_accumulator_value": 100.0})
     grad = gradient(late)
-    assert error(predict(optimizer, late, grad).step, really_step(optimizer, late, grad)) < 1e-13
+    try:
+        true = really_step(optimizer, late, grad)
+    except KeyError:
+        pytest.skip("this torch makes no state for a group that is added late")
+    assert error(predict(optimizer, late, grad).step, true) < 1e-13
 
 
 def test_follows_load_state_dict_and_add_param_group():

@@ -91,9 +91,11 @@ def on_host(value: Tensor) -> bool:
 
 
 def read(tensor: Tensor) -> float:
-    """The number in a scalar tensor of host memory: not a sync, and nothing is dispatched."""
-    number: Any = tensor
-    return float(number.tolist())
+    """The number in a tensor of host memory: not a sync, and nothing is dispatched."""
+    number: Any = tensor.tolist()
+    while isinstance(number, list):  # a tensor of one entry
+        (number,) = number
+    return float(number)
 
 
 def scalar(value: Scalar) -> Scalar:
