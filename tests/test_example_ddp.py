@@ -38,13 +38,23 @@ def load(path: Path) -> dict[str, Any]:
 def torchrun(ranks: int, given: list[str]) -> subprocess.CompletedProcess[str]:
     own = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
     command = [sys.executable, "-m", "torch.distributed.run", *TORCHRUN.split(), str(ranks)]
-    return subprocess.run(
-        [*command, str(EXAMPLE), *given],
-        env=own | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
+    checkpoint = Path(given[given.index("--checkpoint") + 1])
+    before = checkpoint.read_bytes() if checkpoint.exists() else None
+    for last in (False, True):
+        done = subprocess.run(
+            [*command, str(EXAMPLE), *given],
+            env=own | {"OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=200,
+        )
+        # A thread of gloo may outlive a process that has finished: seen once in some hundred runs.
+        if last or "terminate called without an active exception" not in done.stderr:
+            break
+        checkpoint.unlink(missing_ok=True)
+        if before is not None:
+            checkpoint.write_bytes(before)
+    return done
 
 
 def test_two_processes_are_as_one(
