@@ -23,7 +23,7 @@ ORDER = [
     ["capture"],
     ["output_check"],
     ["update"],
-    ["gram"],
+    ["gram", "checks"],
     ["problem"],
     ["solve"],
     ["report", "recipe"],
