@@ -9,6 +9,9 @@ The map of the package; data flows down the numbers, imports never point up:
     find.py         which layer is the head (widths.py: what modules take and give)
     output_check.py does the head's output reach the model's?
     reducer.py      what a user holds: hooks, the explicit form
+    fused.py        the loss of a head that is never called, `reducer.linear_cross_entropy`
+                    (fused_op.py: as an operation of torch; streamed.py: its gradients in blocks;
+                    blockwise.py: 2 and 3 from these)
     weighing.py     one backward pass: gradients in, weighted gradients out; all state
     monitor.py      notices training that bypasses the hook, discarded gradients, time spent
                     (steps.py: one hook on the steps of all optimizers)

@@ -93,6 +93,12 @@ class Scope:
         return self._ddp()
 
     @property
+    def wrapped(self) -> bool:
+        """Whether a DistributedDataParallel over several ranks is known."""
+        alone = not (dist.is_available() and dist.is_initialized())
+        return not alone and dist.get_world_size() > 1 and self._wrapper() is not None
+
+    @property
     def broken(self) -> bool:
         """Whether an error is the process group's own, and not to be swallowed."""
         return self._failed or (self._ranks is not None and self._ranks.broken)

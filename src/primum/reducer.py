@@ -14,12 +14,13 @@ from torch.optim import Optimizer
 
 from primum.capture import Listener, Pass, rows_of
 from primum.compat import eager, parameter
+from primum.fused import Fused
 from primum.output_check import OutputCheck
 from primum.ranks import Ranks
 from primum.recipe import Recipe
 from primum.report import StepReport
 from primum.summary import summary_of
-from primum.weighing import Features, Options, Weighing
+from primum.weighing import Features, Options
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -44,7 +45,7 @@ def _guarded(method: Method) -> Method:
     return cast(Method, call)
 
 
-class Reducer(Weighing):
+class Reducer(Fused):
     """Reweights each sample's gradient at the head's output; made by `attach` and `observe`.
 
     Trouble in a step (values that are not finite, a head in eval mode, an error of ours) leaves its
@@ -282,13 +283,3 @@ class Reducer(Weighing):
             return None
         weighted = self._weigh([gradient], [features], training, ranks)
         return None if weighted is None else weighted[0]
-
-    def _active(self) -> bool:
-        return self.enabled and self._listener is not None
-
-    def _ranks(self, *, eager: bool) -> Ranks | None:
-        ranks = self._scope.ranks(eager=eager)
-        alone = self._scope.why_alone() if ranks is None else None
-        if alone is not None:
-            self._monitor.warn(*alone)
-        return ranks

@@ -97,6 +97,19 @@ class Rescale:
         else:
             rows, x = handed_on.reshape(-1, handed_on.shape[-1]), features.to(handed_on.dtype)
             vector = (rows.t() @ (x @ self._direction(x)).reshape(-1)).to(dtype)
+        self._expect(vector, undo, mean)
+
+    def expect_gradient(self, weight: Tensor, bias: Tensor | None, undo: Tensor | None) -> None:
+        """The same, where the gradients of weight and bias themselves are at hand."""
+        if self._by_bias and bias is not None:
+            vector = bias.to(_wide(bias))
+        else:
+            vector = (weight @ self._direction(weight)).to(_wide(weight))
+        self._expect(vector, undo, None)
+
+    def _expect(
+        self, vector: Tensor, undo: Tensor | None, mean: Callable[[Tensor], Tensor] | None
+    ) -> None:
         vector = vector if undo is None else vector * undo
         if mean is not None:
             vector = mean(vector)

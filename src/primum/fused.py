@@ -1,0 +1,282 @@
+"""Head and cross entropy in one, with weights: for heads that are never called.
+
+The loss of `cross_entropy(head(hidden), targets)` without the logits of all tokens in memory. Its
+backward pass computes the gradient at the head's output a few outputs at a time (`streamed.py`) and
+weighs it as the hook would.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from primum.blockwise import measure
+from primum.capture import Listener
+from primum.compat import eager, executes_in_graph, parameter
+from primum.fused_op import TokenLosses, register
+from primum.monitor import Plain
+from primum.pipeline import Captured
+from primum.ranks import Ranks
+from primum.recipe import Recipe
+from primum.streamed import Gradients, Streamed, default_width, visit
+from primum.weighing import Options, Weighing
+
+Needed = tuple[bool, bool, bool]  # gradients of features, weight, bias
+
+
+class Fused(Weighing):
+    """What a `Reducer` does for a loss that is fused with the head."""
+
+    enabled: bool
+    _listener: weakref.ref[Listener] | None
+
+    def __init__(
+        self,
+        model: nn.Module,
+        head: nn.Linear,
+        owners: dict[str, Optimizer],
+        recipe: Recipe,
+        options: Options,
+    ) -> None:
+        super().__init__(model, head, owners, recipe, options)
+        self._number = register(self)
+
+    def linear_cross_entropy(
+        self,
+        hidden: Tensor,
+        targets: Tensor,
+        *,
+        ignore_index: int = -100,
+        reduction: str = "mean",
+        label_smoothing: float = 0.0,
+        chunk_size: int | None = None,
+    ) -> Tensor:
+        """`cross_entropy(head(hidden), targets)` with weights, and without all logits in memory.
+
+        For models whose loss is fused with the head, so that the head is never called and its hook
+        sees nothing. The loss is the plain one; in the backward pass each token's gradient counts
+        `1 + w` times, with the weights that the hook gives. Logits exist for a few outputs at a
+        time and are computed again in the backward pass, so there is no second derivative.
+
+        Args:
+            hidden: The head's input. [..., d].
+            targets: Classes. [...], int64.
+            ignore_index: Tokens with this target count for nothing.
+            reduction: "mean" over the tokens that count, "sum", or "none" for a loss per token.
+            label_smoothing: Share of the target that is spread evenly over all outputs.
+            chunk_size: Outputs whose logits are in memory at a time. By default so many that a
+                block is a quarter of `hidden`; all of them, if they fit 1 MiB.
+
+        Examples:
+            >>> model = nn.ModuleDict({"body": nn.Embedding(50, 16), "head": nn.Linear(16, 50)})
+            >>> optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+            >>> reducer = primum.attach(model, optimizer, head="head", per="token")
+            >>> words = torch.randint(50, (4, 9))
+            >>> hidden = model["body"](words[:, :-1])
+            >>> reducer.linear_cross_entropy(hidden, words[:, 1:]).backward()
+            >>> reducer.last.extra_weights.shape
+            torch.Size([32])
+        """
+        head = self._head()
+        if head is None:
+            raise RuntimeError("the model that this Reducer was attached to is gone")
+        if reduction not in ("mean", "sum", "none"):
+            raise ValueError(f'reduction must be "mean", "sum" or "none", got {reduction!r}')
+        if not 0 <= label_smoothing <= 1:
+            raise ValueError(f"label_smoothing must be between 0 and 1, got {label_smoothing}")
+        _check(hidden, targets, head)
+        leading, inputs = list(hidden.shape[:-1]), hidden.shape[-1]
+        tokens, outputs = targets.numel(), len(head.weight)
+        if chunk_size is None:
+            chunk_size = default_width(tokens, inputs, outputs)
+        elif chunk_size < 1:
+            raise ValueError(f"chunk_size must be >= 1, got {chunk_size}")
+        settings = ignore_index, label_smoothing, chunk_size, _products_in(hidden, head.weight)
+        together = torch.compiler.is_dynamo_compiling() or self._meets()
+        losses: Tensor = TokenLosses.apply(  # type: ignore[no-untyped-call]
+            hidden.reshape(-1, inputs),
+            head.weight,
+            head.bias,
+            targets.reshape(-1),
+            settings,
+            leading,
+            self._number,
+            head.training,
+            together,
+        )
+        if reduction == "none":
+            return losses.view(targets.shape)
+        total = losses.sum()
+        return total if reduction == "sum" else total / (targets != ignore_index).sum()
+
+    def on_fused(
+        self,
+        source: Streamed,
+        leading: list[int],
+        training: bool,
+        together: bool,
+        needed: Needed,
+    ) -> Gradients | None:
+        """The gradients of a backward pass, weighted; None leaves them plain."""
+        # Has the shape of the gradient at the head's output, and no memory.
+        like = source.features.new_empty(()).expand(*leading, len(source.weight))
+        try:
+            return self._on_fused(source, like, training, together, needed)
+        except Warning:
+            raise  # turned into an error by the user's own filter
+        except Exception as error:
+            if self._scope.broken:
+                raise
+            self._fall_back(like, error)
+            return None
+
+    def _on_fused(
+        self, source: Streamed, like: Tensor, training: bool, together: bool, needed: Needed
+    ) -> Gradients | None:
+        head = self._head()
+        weight = None if head is None else parameter(head, "weight")
+        if weight is None or not weight.requires_grad or not executes_in_graph(weight):
+            return None  # a gradient for another purpose
+        self._monitor.passes += 1
+        if not self._active():
+            self._rescale.miss(like)
+            return None
+        whole = source.width >= len(source.weight)
+        ranks = self._scope.ranks() if together else None
+        if ranks is not None and not self._all_whole(ranks, whole):
+            ranks = None
+        if whole:
+            return self._weigh_whole(source, like, training, ranks, needed)
+        return self._weigh_in_blocks(source, like, training, needed)
+
+    def _weigh_whole(
+        self, source: Streamed, like: Tensor, training: bool, ranks: Ranks | None, needed: Needed
+    ) -> Gradients:
+        """By the gradient at the output, as the hook does: it is small."""
+        everything = slice(0, len(source.weight))
+        found = source.gradient(everything).to(source.low)
+        features = source.features.view(*like.shape[:-1], -1)
+        weighted = self._weigh([found.view(like.shape)], [lambda: features], training, ranks)
+        made = Gradients.like(source, needed)
+        made.take(source, everything, found if weighted is None else weighted[0].view_as(found))
+        return made
+
+    def _weigh_in_blocks(
+        self, source: Streamed, like: Tensor, training: bool, needed: Needed
+    ) -> Gradients:
+        """The same with a few outputs at a time; weighs the tokens of this rank alone."""
+        head = self._check(training)
+        self._skips.settle()
+        self._begin(head)
+        positions = like.shape[1:-1].numel() if self._per == "sample" and like.dim() > 2 else 1
+        if len(source.features) // positions < 2:
+            raise Plain(
+                "a batch of one sample has nothing to trade off and keeps its plain gradient",
+                counted=False,
+            )
+        unscale = self._rescale.unscale(like)
+        captured = Captured(
+            source.features,
+            source.features.new_empty(0, len(source.weight), dtype=source.wide),
+            unscale=unscale,
+            before=unscale,
+            factor=self._rescale.factor,
+        )
+        made = Gradients.like(source, needed)
+        arguments, seconds = measure(
+            head, self._owners, source, captured, self._recipe, positions, made
+        )
+        began = time.perf_counter()
+        solution = self._recipe(*arguments)
+        if self._apply and getattr(self._recipe, "radius", None) != 0:
+            self._reweight(source, made, solution.extra_weights, positions)
+        if self._backward is not None:
+            assert made.weight is not None
+            self._rescale.expect_gradient(made.weight, made.bias, unscale)
+        if self._rescale.scaler is None:  # with one, such a step is skipped and expected
+            self._monitor.not_finite(solution.objective)
+        self._report(arguments[1], solution)
+        if self._apply and self._last is not None:
+            self._monitor.spend(seconds + time.perf_counter() - began)
+            if getattr(self._recipe, "radius", None) != 0:
+                self._monitor.weighed(self._last.objective, self._last.drift)
+        return made
+
+    def _reweight(
+        self, source: Streamed, made: Gradients, extra_weights: Tensor, positions: int
+    ) -> None:
+        """Replace plain gradients by weighted ones."""
+        weights = 1 + extra_weights
+        weights = weights if positions == 1 else weights.repeat_interleave(positions)
+        assert source.rows is not None
+        again = replace(source, rows=source.rows * weights)
+        visit(again, Gradients(None, made.weight, made.bias))
+        if made.features is not None:
+            made.features.mul_(weights.unsqueeze(1))
+
+    # --- over several ranks -----------------------------------------------------------------------
+
+    @eager
+    def _meets(self) -> bool:
+        """Whether this pass is weighed with other ranks, as far as the forward pass knows."""
+        ranks = self._ranks(eager=True)
+        if ranks is None and self._scope.name == "auto" and self._scope.wrapped:
+            self._monitor.warn(
+                "outside",
+                "linear_cross_entropy runs outside DistributedDataParallel's forward pass, so each "
+                "rank solves for its own tokens; call it inside the model's forward, or pass "
+                'scope="local" to silence this or scope="global"',
+            )
+        return ranks is not None
+
+    def _all_whole(self, ranks: Ranks, whole: bool) -> bool:
+        """Whether all ranks have the gradient at all outputs; the same answer on every rank."""
+        if all(row[0] for row in ranks.exchange([whole])):
+            return True
+        self._monitor.warn(
+            "blocks",
+            "each rank solves for its own tokens: linear_cross_entropy computes the gradient at "
+            "the head's output in blocks, and solving over all ranks needs it whole; pass "
+            'scope="local" to silence this',
+        )
+        return False
+
+    def _active(self) -> bool:
+        return self.enabled and self._listener is not None
+
+    def _ranks(self, *, eager: bool) -> Ranks | None:
+        ranks = self._scope.ranks(eager=eager)
+        alone = self._scope.why_alone() if ranks is None else None
+        if alone is not None:
+            self._monitor.warn(*alone)
+        return ranks
+
+
+def _check(hidden: Tensor, targets: Tensor, head: nn.Linear) -> None:
+    if hidden.shape[-1] != head.in_features or targets.shape != hidden.shape[:-1]:
+        raise ValueError(
+            f"hidden must be [..., {head.in_features}] and targets of the same leading shape, got "
+            f"{list(hidden.shape)} and {list(targets.shape)}"
+        )
+    if targets.dtype != torch.int64:
+        raise TypeError(
+            f"targets must be classes (int64), got {targets.dtype}; for probabilities call the head"
+        )
+
+
+def _products_in(hidden: Tensor, weight: Tensor) -> torch.dtype:
+    """The type in which the head would compute its output."""
+    kind = hidden.device.type
+    if torch.is_autocast_enabled(kind) and hidden.dtype != torch.float64:
+        return torch.get_autocast_dtype(kind)
+    if hidden.dtype != weight.dtype:
+        raise TypeError(
+            f"hidden is {hidden.dtype} and the head's weight {weight.dtype}; cast one of them, or "
+            "use autocast"
+        )
+    return hidden.dtype

@@ -1,0 +1,156 @@
+"""The loss of a head that is never called as one operation, for eager and for compiled graphs."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from primum.compat import no_autocast
+from primum.streamed import Gradients, Streamed, visit
+
+Settings = tuple[int, float, int, torch.dtype]  # ignore_index, smoothing, width, type of products
+
+
+class Owner(Protocol):
+    """Who weighs: the Reducer."""
+
+    def on_fused(
+        self,
+        source: Streamed,
+        leading: list[int],
+        training: bool,
+        together: bool,
+        needed: tuple[bool, bool, bool],
+    ) -> Gradients | None:
+        """Weighted gradients of features, weight and bias; None for plain ones."""
+
+
+_NUMBERS = itertools.count()
+# A graph that torch.compile makes can name an owner by number alone.
+_OWNERS: weakref.WeakValueDictionary[int, Owner] = weakref.WeakValueDictionary()
+
+
+def register(owner: Owner) -> int:
+    """The number under which `TokenLosses` finds the owner."""
+    number = next(_NUMBERS)
+    _OWNERS[number] = owner
+    return number
+
+
+@torch.library.custom_op(
+    "primum::token_losses",
+    mutates_args=(),
+    schema="(Tensor features, Tensor weight, Tensor? bias, Tensor targets, int ignore_index, "
+    "float smoothing, int width, ScalarType low) -> (Tensor, Tensor)",
+)
+def token_losses(
+    features: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, *settings: Any
+) -> tuple[Tensor, Tensor]:
+    """Loss and normaliser of each token. -> [N], [N]."""
+    with no_autocast(features.device.type):
+        return Streamed(features, weight, bias, targets, *settings).cast().losses()
+
+
+@token_losses.register_fake
+def _(
+    features: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, *settings: Any
+) -> tuple[Tensor, Tensor]:
+    wide = torch.float64 if settings[-1] == torch.float64 else torch.float32
+    return tuple(features.new_empty(features.shape[0], dtype=wide) for _ in range(2))  # type: ignore[return-value]
+
+
+@torch.library.custom_op(
+    "primum::token_gradients",
+    mutates_args=(),
+    schema="(Tensor rows, Tensor normaliser, Tensor features, Tensor weight, Tensor? bias, "
+    "Tensor targets, int ignore_index, float smoothing, int width, ScalarType low, "
+    "SymInt[] leading, int number, bool training, bool together, bool[] needed) "
+    "-> (Tensor, Tensor, Tensor)",
+)
+def token_gradients(
+    rows: Tensor,
+    normaliser: Tensor,
+    features: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    ignore_index: int,
+    smoothing: float,
+    width: int,
+    low: torch.dtype,
+    leading: list[int],
+    number: int,
+    training: bool,
+    together: bool,
+    needed: list[bool],
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of features, weight and bias, weighted; empty where none is needed."""
+    settings = ignore_index, smoothing, width, low
+    source = Streamed(features, weight, bias, targets, *settings, normaliser, rows)
+    wanted = needed[0], needed[1], needed[2]
+    owner = _OWNERS.get(number)
+    with no_autocast(features.device.type):
+        found = None
+        if owner is not None and needed[1]:
+            found = owner.on_fused(source, leading, training, together, wanted)
+        if found is None:
+            found = Gradients.like(source, wanted)
+            visit(source, found)
+    empty = features.new_empty(0)
+    return (
+        empty if found.features is None else found.features.to(features.dtype),
+        empty.clone() if found.weight is None else found.weight,
+        empty.clone() if found.bias is None else found.bias,
+    )
+
+
+@token_gradients.register_fake
+def _(
+    rows: Tensor,
+    normaliser: Tensor,
+    features: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *others: Any,
+) -> tuple[Tensor, Tensor, Tensor]:
+    needed = others[-1]
+    return (
+        torch.empty_like(features) if needed[0] else features.new_empty(0),
+        torch.empty_like(weight) if needed[1] else features.new_empty(0),
+        torch.empty_like(bias) if needed[2] and bias is not None else features.new_empty(0),
+    )
+
+
+class TokenLosses(torch.autograd.Function):
+    """The losses of all tokens, whose backward is an operation that compilers keep."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        features: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        settings: Settings,
+        leading: list[int],
+        number: int,
+        training: bool,
+        together: bool,
+    ) -> Tensor:
+        losses: Tensor
+        losses, normaliser = token_losses(features, weight, bias, targets, *settings)
+        ctx.save_for_backward(normaliser, features, weight, bias, targets)
+        ctx.others = (*settings, leading, number, training, together)
+        return losses
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, rows: Tensor) -> tuple[Tensor | None, ...]:
+        needed = list(ctx.needs_input_grad[:3])
+        found = token_gradients(rows, *ctx.saved_tensors, *ctx.others, needed)
+        given = [each if wanted else None for each, wanted in zip(found, needed, strict=True)]
+        return (*given, None, None, None, None, None, None)
