@@ -41,37 +41,23 @@ def register(owner: Owner) -> int:
     return number
 
 
-@torch.library.custom_op(
-    "primum::token_losses",
-    mutates_args=(),
-    schema="(Tensor features, Tensor weight, Tensor? bias, Tensor targets, int ignore_index, "
-    "float smoothing, int width, ScalarType low) -> (Tensor, Tensor)",
-)
-def token_losses(
-    features: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, *settings: Any
+def losses_of(
+    features: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    ignore_index: int,
+    smoothing: float,
+    width: int,
+    low: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     """Loss and normaliser of each token. -> [N], [N]."""
+    settings = ignore_index, smoothing, width, low
     with no_autocast(features.device.type):
         return Streamed(features, weight, bias, targets, *settings).cast().losses()
 
 
-@token_losses.register_fake
-def _(
-    features: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, *settings: Any
-) -> tuple[Tensor, Tensor]:
-    wide = torch.float64 if settings[-1] == torch.float64 else torch.float32
-    return tuple(features.new_empty(features.shape[0], dtype=wide) for _ in range(2))  # type: ignore[return-value]
-
-
-@torch.library.custom_op(
-    "primum::token_gradients",
-    mutates_args=(),
-    schema="(Tensor rows, Tensor normaliser, Tensor features, Tensor weight, Tensor? bias, "
-    "Tensor targets, int ignore_index, float smoothing, int width, ScalarType low, "
-    "SymInt[] leading, int number, bool training, bool together, bool[] needed) "
-    "-> (Tensor, Tensor, Tensor)",
-)
-def token_gradients(
+def gradients_of(
     rows: Tensor,
     normaliser: Tensor,
     features: Tensor,
@@ -100,12 +86,37 @@ def token_gradients(
         if found is None:
             found = Gradients.like(source, wanted)
             visit(source, found)
-    empty = features.new_empty(0)
     return (
-        empty if found.features is None else found.features.to(features.dtype),
-        empty.clone() if found.weight is None else found.weight,
-        empty.clone() if found.bias is None else found.bias,
+        features.new_empty(0) if found.features is None else found.features.to(features.dtype),
+        features.new_empty(0) if found.weight is None else found.weight,
+        features.new_empty(0) if found.bias is None else found.bias,
     )
+
+
+SETTINGS = "int ignore_index, float smoothing, int width, ScalarType low"
+
+token_losses = torch.library.custom_op(
+    "primum::token_losses",
+    losses_of,
+    mutates_args=(),
+    schema=f"(Tensor features, Tensor weight, Tensor? bias, Tensor targets, {SETTINGS}) "
+    "-> (Tensor, Tensor)",
+)
+token_gradients = torch.library.custom_op(
+    "primum::token_gradients",
+    gradients_of,
+    mutates_args=(),
+    schema="(Tensor rows, Tensor normaliser, Tensor features, Tensor weight, Tensor? bias, "
+    f"Tensor targets, {SETTINGS}, SymInt[] leading, int number, bool training, bool together, "
+    "bool[] needed) -> (Tensor, Tensor, Tensor)",
+)
+
+
+@token_losses.register_fake
+def _(features: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+    wide = torch.float64 if others[-1] == torch.float64 else torch.float32
+    tokens = features.shape[0]
+    return features.new_empty(tokens, dtype=wide), features.new_empty(tokens, dtype=wide)
 
 
 @token_gradients.register_fake
