@@ -6,6 +6,7 @@
 The map of the package; data flows down the numbers, imports never point up:
 
     attach.py       the one line: make a Reducer (checks.py: what it refuses)
+    bypass.py       losses that use the head's weight and never call the head
     find.py         which layer is the head (widths.py: what modules take and give)
     output_check.py does the head's output reach the model's?
     reducer.py      what a user holds: hooks, the explicit form

@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from primum.bypass import bypassed
 from primum.checks import check_head, check_order, grad_scaler, optimizers_in, owner_of
 from primum.find import find_head, given_head
 from primum.hook import hooked
@@ -188,4 +189,6 @@ def _make(
     detach(linear)  # attaching again replaces what was there
     checked = head is None and model is not linear
     options = Options(apply, per, scaler, scope, name, check_output=checked)
-    return Reducer(model, linear, owners, recipe, options)
+    reducer = Reducer(model, linear, owners, recipe, options)
+    reducer.warn_if_bypassed(bypassed(model, linear, name))
+    return reducer

@@ -114,6 +114,11 @@ class Fused(Weighing):
         total = losses.sum()
         return total if reduction == "sum" else total / (targets != ignore_index).sum()
 
+    def warn_if_bypassed(self, reason: str) -> None:
+        """Warn, once, that the loss does not call the head; not if `reason` is empty."""
+        if reason:
+            self._monitor.warn("bypass", reason)
+
     def on_fused(
         self,
         source: Streamed,

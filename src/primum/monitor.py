@@ -214,7 +214,7 @@ class Monitor:
                 "applied. If the model was compiled and run before attaching, call "
                 "torch.compiler.reset() once after it; if the head's weight is used without "
                 "calling the head (as in F.linear(x, head.weight), or a loss that is fused with "
-                "it), call the head",
+                "it), call the head, or compute the loss by reducer.linear_cross_entropy",
             )
 
 

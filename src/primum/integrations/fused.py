@@ -1,28 +1,22 @@
-"""Losses fused with the head: they multiply by its weight, the head itself is never called."""
+"""Trainers whose loss is fused with the head: how to keep the head, and when it is bypassed."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
 
-PACKAGES = ("trl", "liger_kernel")
+from primum.bypass import fusing_package, package_of
 
-
-def fusing_package(model: nn.Module) -> str:
-    """The package that replaced the `forward` of a language model by one of its own, or ""."""
-    for module in model.modules():
-        if hasattr(module, "get_output_embeddings"):
-            for function in _layers(module.forward):
-                package = _package(function)
-                if package in PACKAGES:
-                    return package
-    return ""
+FUSED_LOSS = (
+    "To have weights without all logits in memory, PrimumCallback().add_to(trainer, "
+    "fused_loss=True)"
+)
 
 
 def way_out(package: str, args: Any, trainer: Any = None) -> str:
-    """What to do to have the head called, for a warning; "" if the settings do already.
+    """What to set to have weights applied, for a warning; "" if the settings keep the head.
 
     Args:
         package: As found by `fusing_package`.
@@ -30,32 +24,42 @@ def way_out(package: str, args: Any, trainer: Any = None) -> str:
         trainer: The Trainer, if it is known.
     """
     if package == "liger_kernel":
-        return 'To keep the head, set liger_kernel_config={"fused_linear_cross_entropy": False}'
+        return (
+            "The option is use_liger_kernel=True. To keep the head, set "
+            f'liger_kernel_config={{"fused_linear_cross_entropy": False}}. {FUSED_LOSS}'
+        )
     own_loss = trainer is not None and (
         getattr(trainer, "compute_loss_func", None) is not None
-        or _package(type(trainer).compute_loss) != "trl"
+        or package_of(type(trainer).compute_loss) != "trl"
     )
     if own_loss or getattr(args, "label_smoothing_factor", 0) > 0:
         return ""
     if getattr(args, "loss_type", None) == "chunked_nll":
-        return 'To keep the head, set loss_type="nll"'
+        return (
+            'The option is loss_type="chunked_nll". To keep the head, set loss_type="nll". '
+            f"{FUSED_LOSS}"
+        )
     if type(args).__name__ == "SFTConfig":
         return (
-            "To keep the head, override compute_loss by that of transformers.Trainer or pass "
-            "compute_loss_func="
+            f"SFTTrainer always does so. {FUSED_LOSS}; to keep the head, override compute_loss by "
+            "that of transformers.Trainer or pass compute_loss_func="
         )
     return "No setting of this trainer keeps the head"
 
 
-def _layers(function: Any) -> Iterator[Any]:
-    """A function and what it wraps, as far as `functools.wraps` tells."""
-    while function is not None:
-        yield function
-        function = getattr(function, "__wrapped__", None)
+def when_fused(model: nn.Module, then: Callable[[], None]) -> None:
+    """Call `then` once, in the first training pass in which TRL's forward bypasses the head.
 
+    For a Trainer that is not known: what it computes its loss from shows in what it passes.
+    """
+    for module in model.modules():
+        if hasattr(module, "get_output_embeddings") and fusing_package(module) == "trl":
 
-def _package(function: Any) -> str:
-    """The package of a function's code: `functools.wraps` changes its `__module__`."""
-    code = getattr(function, "__func__", function)
-    name: str = getattr(code, "__globals__", {}).get("__name__", "")
-    return name.partition(".")[0]
+            def look(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+                if module.training:
+                    handle.remove()
+                    if kwargs.get("fused_lm_head"):
+                        then()
+
+            handle = module.register_forward_pre_hook(look, with_kwargs=True)
+            return

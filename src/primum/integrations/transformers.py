@@ -8,15 +8,16 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 from transformers.utils import logging
 
 from primum import Reducer, StepReport
 from primum.integrations.attachment import Attachment
-from primum.integrations.fused import fusing_package, way_out
-from primum.warn import warn
+from primum.bypass import fusing_package, looked_after
+from primum.integrations.fused import way_out, when_fused
+from primum.integrations.fused_loss import FusedLoss
 
 logger = logging.get_logger("transformers.primum")  # a child: follows the Trainer's `log_level`
 
@@ -41,7 +42,7 @@ class PrimumCallback(TrainerCallback, ExportableState):
         self._attachment = Attachment(settings)
         self._settings = settings
         self._trainer: weakref.ref[Trainer] | None = None
-        self._way_out = ""  # of a loss that may not call the head; known after the first step
+        self._fused_loss: FusedLoss | None = None
         self.lost: list[str] = []  # set by the Trainer, on what it made from a checkpoint
 
     @property
@@ -54,8 +55,17 @@ class PrimumCallback(TrainerCallback, ExportableState):
         """Report of the last step, also after training."""
         return self._attachment.last
 
-    def add_to(self, trainer: Trainer) -> PrimumCallback:
-        """Become the Trainer's first callback, so that its reporters get the figures as well."""
+    def add_to(self, trainer: Trainer, *, fused_loss: bool = False) -> PrimumCallback:
+        """Become the Trainer's first callback, so that its reporters get the figures as well.
+
+        Args:
+            trainer: Of Transformers or TRL.
+            fused_loss: Compute the training loss of a causal language model by
+                `reducer.linear_cross_entropy`: without the logits of all tokens in memory, and
+                with weights where the Trainer's own loss is fused with the head (SFTTrainer, Liger).
+        """
+        if fused_loss:
+            self._fused_loss = FusedLoss(trainer, lambda: self.reducer)
         trainer.callback_handler.callbacks.insert(0, self)
         self._trainer = weakref.ref(trainer)
         return self
@@ -73,29 +83,32 @@ class PrimumCallback(TrainerCallback, ExportableState):
         if state.global_step > 0 and saved["reducer"]:  # resumed
             self._attachment.load_state_dict(_unpack(saved["reducer"]))
         optimizer = kwargs["optimizer"]
-        self._attachment.begin(kwargs["model"], optimizer, getattr(optimizer, "scaler", None))
+        with looked_after():  # a bypassed head is said below, with the option that causes it
+            self._attachment.begin(kwargs["model"], optimizer, getattr(optimizer, "scaler", None))
         if state.is_world_process_zero:
             logger.info(self._attachment.headline)
+        if self._fused_loss is None:
+            self._warn_if_fused(kwargs["model"], args)
+
+    def _warn_if_fused(self, model: nn.Module, args: TrainingArguments) -> None:
+        """Say at once that the loss does not call the head, and what to set."""
+        package = fusing_package(model)
         trainer = None if self._trainer is None else self._trainer()
-        package = fusing_package(kwargs["model"])
-        self._way_out = way_out(package, args, trainer) if package else ""
+        found = way_out(package, args, trainer) if package else ""
+        if not found:
+            return
+        message = (
+            "the loss is computed from the head's weight without calling the head (fused, in "
+            f"chunks), so no sample weights are applied. {found}"
+        )
         if trainer is not None or package == "liger_kernel":
-            self._warn_if_fused()
+            self._say(message)
+        else:  # whether the Trainer has a loss of its own shows in the first forward pass
+            when_fused(model, lambda: self._say(message))
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        if self._way_out and self.last is None:  # the Trainer is unknown, but not what it did
-            self._warn_if_fused()
-        self._way_out = ""
-
-    def _warn_if_fused(self) -> None:
-        if self._way_out:
-            warn(
-                "the loss is computed from the head's weight without calling the head (fused, in "
-                f"chunks), so no sample weights are applied. {self._way_out}"
-            )
-        self._way_out = ""
+    def _say(self, message: str) -> None:
+        if self.reducer is not None:
+            self.reducer.warn_if_bypassed(message)
 
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
