@@ -40,6 +40,9 @@ class Captured:
         accumulated: Takes the place of what is in `.grad`. [d_out, d], or 0.
         over_ranks: Sums over ranks that hold some of the samples each; None if all are here.
         samples: How many there are on all ranks.
+        tokens: Whether samples are tokens: then the Gram operator may be approximated.
+        chunks: Where output gradients of all tokens are never in memory: they come from here, and
+            `gradients` has their shape and type alone (`torch.empty(...).expand`).
     """
 
     features: Tensor
@@ -50,6 +53,8 @@ class Captured:
     accumulated: Tensor | float | None = None
     over_ranks: Callable[[Tensor], Tensor] | None = None
     samples: int | None = None
+    tokens: bool = False
+    chunks: Chunks | None = None
 
     @property
     def dtype(self) -> torch.dtype:
