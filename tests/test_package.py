@@ -24,7 +24,7 @@ ORDER = [
     ["output_check"],
     ["update"],
     ["gram", "checks"],
-    ["problem"],
+    ["problem", "sketch"],
     ["solve"],
     ["report", "recipe"],
     ["pipeline", "summary"],

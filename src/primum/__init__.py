@@ -22,6 +22,7 @@ The map of the package; data flows down the numbers, imports never point up:
     update.py       the step the optimizer is about to take, and its gain: the prediction
                     (rules.py: the formulas; dryrun.py: for optimizers without one)
     gram.py      3  the Gram operator of the samples' gradients, and its cost
+                    (sketch.py: an approximate one for many tokens and large vocabularies)
     problem.py   4  the convex problem and its certificate
     solve.py     5  the solver
     recipe.py       4 and 5 in one call; `primum.paper` is another recipe

@@ -30,6 +30,7 @@ def attach(
     max_iters: int = 12,
     tolerance: float = 0.005,
     compile: bool = False,
+    exact: bool = False,
     recipe: Recipe | str = "primum",
     per: str = "sample",
     scaler: Any = None,
@@ -52,6 +53,8 @@ def attach(
         max_iters: Most solver iterations per step; on accelerators and over ranks, the number.
         tolerance: The certified gap, relative to the harm, at which the solver stops on the CPU.
         compile: Compile the solver for the shape of the first batch; for accelerators.
+        exact: Never approximate. Per token, with a large vocabulary, an exact solution costs
+            several times what the head itself does.
         recipe: "primum"; "paper" for the paper's own method; or a recipe object, which brings its
             settings along.
         per: "sample": weights for rows of the first dimension. "token": for every position of
@@ -81,6 +84,7 @@ def attach(
         max_iters=max_iters,
         tolerance=tolerance,
         compile=compile,
+        exact=exact,
     )
     reach = scope, process_group
     return _make(model, optimizer, head, chosen, per, scaler, reach, apply=True)
@@ -96,6 +100,7 @@ def observe(
     max_iters: int = 12,
     tolerance: float = 0.005,
     compile: bool = False,
+    exact: bool = False,
     recipe: Recipe | str = "primum",
     per: str = "sample",
     scaler: Any = None,
@@ -110,6 +115,7 @@ def observe(
         max_iters=max_iters,
         tolerance=tolerance,
         compile=compile,
+        exact=exact,
     )
     reach = scope, process_group
     return _make(model, optimizer, head, chosen, per, scaler, reach, apply=False)

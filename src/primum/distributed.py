@@ -49,6 +49,7 @@ def weigh_together(
         captured,
         unscale=share if captured.unscale is None else captured.unscale * share,
         before=share if captured.before is None else captured.before * share,
+        tokens=False,  # never approximated
     )
     if way == "gather":
         with ranks.waited_for():

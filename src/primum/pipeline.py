@@ -3,13 +3,14 @@
     features, output gradients -> batch gradient -> predicted step -> Gram operator, drift, size
 
 Pure functions: nothing here keeps state. Sequences and large heads go through the outputs in
-blocks; `distributed.py` makes the same arguments over several ranks.
+blocks, many tokens with a large vocabulary through `sketch.py`; `distributed.py` makes the same
+arguments over several ranks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import torch
@@ -17,10 +18,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from primum.gram import Dense, Gram, MatrixFree, choose, operations, output_blocks, per_sample
-from primum.problem import Solution
+from primum.problem import Approximation, Solution
 from primum.recipe import Recipe
 from primum.rules import Scalar
-from primum.update import Update, accumulated, group_of, predict_head, sliceable
+from primum.sketch import Chunks, Tokens, exact_product, sketch, slices, worthwhile
+from primum.update import Update, accumulated, group_of, predict_head, sliceable, uniform
 
 Arguments: TypeAlias = tuple[Gram, Tensor, Tensor, Scalar]  # gram, drift [B], size, lr
 
@@ -40,6 +42,10 @@ class Captured:
         accumulated: Takes the place of what is in `.grad`. [d_out, d], or 0.
         over_ranks: Sums over ranks that hold some of the samples each; None if all are here.
         samples: How many there are on all ranks.
+        tokens: Whether samples are tokens: then the Gram operator may be approximated.
+        chunks: Where the output gradients of all tokens are never in memory, what makes them; then
+            `gradients` has their shape and type alone, as `torch.empty(1).expand(N, V)` has.
+        measure: Whether to measure, if it is approximated, what the weights do exactly.
     """
 
     features: Tensor
@@ -50,6 +56,9 @@ class Captured:
     accumulated: Tensor | float | None = None
     over_ranks: Callable[[Tensor], Tensor] | None = None
     samples: int | None = None
+    tokens: bool = False
+    chunks: Chunks | None = None
+    measure: bool = False
 
     @property
     def dtype(self) -> torch.dtype:
@@ -68,8 +77,53 @@ def weigh(
     head: nn.Linear, owners: Mapping[str, Optimizer], captured: Captured, recipe: Recipe
 ) -> tuple[Tensor, Solution]:
     """Drift and solution of this step's problem. -> [B], extra weights [B]."""
-    gram, drift, size, lr = arguments(head, owners, captured, recipe)
-    return drift, recipe(gram, drift, size, lr)
+    if not approximates(owners, captured, recipe):
+        gram, drift, size, lr = arguments(head, owners, captured, recipe)
+        return drift, recipe(gram, drift, size, lr)
+    tokens = _tokens(head, owners, captured)
+    gram, drift, size, lr = sketch(tokens, metric=recipe.metric, products=recipe.products)
+    solution = recipe(gram, drift, size, lr)
+    weights = solution.extra_weights
+    product = exact_product(tokens, weights) if captured.measure else None
+    reach = size * getattr(recipe, "radius", torch.inf)
+    return drift, replace(solution, approximation=Approximation(reach, product))
+
+
+def approximates(owners: Mapping[str, Optimizer], captured: Captured, recipe: Recipe) -> bool:
+    """Whether the Gram operator of this step is to be sketched: of many tokens, on one rank.
+
+    Only for a recipe that says `exact = False`.
+    """
+    if not captured.tokens or captured.features.dim() != 2 or captured.over_ranks is not None:
+        return False
+    if recipe.products == 0 or getattr(recipe, "exact", True):
+        return False
+    sides = captured.features.shape[1], captured.gradients.shape[1]
+    count, products = len(captured.features), recipe.products
+    return worthwhile(count, *sides, products=products, factorises=uniform(owners))
+
+
+def _tokens(head: nn.Linear, owners: Mapping[str, Optimizer], captured: Captured) -> Tokens:
+    owners = _trained(head, owners)
+
+    def predict(grad: Tensor, rows: slice | None) -> Update:
+        return _predict(head, owners, grad, captured, rows)
+
+    return Tokens(
+        captured.chunks or slices(captured.features, captured.gradients),
+        len(captured.features),
+        predict,
+        captured.dtype,
+        has_bias="bias" in owners,
+        sliceable=sliceable(owners),
+        uphill=_maximises(head, owners),
+        unscale=captured.unscale,
+    )
+
+
+def _trained(head: nn.Linear, owners: Mapping[str, Optimizer]) -> dict[str, Optimizer]:
+    """Without a bias that was frozen after attaching: it is a constant then."""
+    return {part: owner for part, owner in owners.items() if getattr(head, part).requires_grad}
 
 
 def arguments(
@@ -83,8 +137,11 @@ def arguments(
         captured: See `Captured`.
         recipe: Asked for `products` and `metric`.
     """
-    # A bias may be frozen after attaching; then it is a constant.
-    owners = {part: owner for part, owner in owners.items() if getattr(head, part).requires_grad}
+    owners = _trained(head, owners)
+    if captured.chunks is not None:  # small enough to be held: see `approximates`
+        parts = zip(*captured.chunks(), strict=True)
+        features, gradients = (torch.cat(part) for part in parts)
+        captured = replace(captured, features=features, gradients=gradients, chunks=None)
     x = captured.features.to(captured.dtype)
     if "bias" in owners:
         x = nn.functional.pad(x, (0, 1), value=1.0)

@@ -131,6 +131,19 @@ class Visited:
 
 
 @dataclass(frozen=True)
+class Approximation:
+    """That a problem stood for another one, whose Gram operator was too dear to be used.
+
+    Attributes:
+        reach: Radius of the trust region of both.
+        product: The other one's Gram operator times the extra weights; None if not measured. [B].
+    """
+
+    reach: Tensor
+    product: Tensor | None = None
+
+
+@dataclass(frozen=True)
 class Solution:
     """Extra weights, and a certificate of how good they are.
 
@@ -140,12 +153,14 @@ class Solution:
             finite.
         iterations: Solver iterations made; a tensor where only the device knows.
         evidence: What `lower_bound` and `drift_after` come from.
+        approximation: Set if the problem was an approximation; all the above is about that one.
     """
 
     extra_weights: Tensor
     objective: Tensor
     iterations: int | Tensor
     evidence: Evidence | Visited
+    approximation: Approximation | None = None
 
     @property
     def lower_bound(self) -> Tensor:

@@ -23,6 +23,9 @@ Metric: TypeAlias = Literal["gain", "euclidean"]
 class Recipe(Protocol):
     """From the Gram operator and the drift of a step to extra weights.
 
+    One with an attribute `exact = False` may be given an approximate operator: per token, with a
+    large vocabulary.
+
     Attributes:
         name: For `state_dict` and reports.
         metric: How the `size` of the step is measured: in the optimizer's own metric,
@@ -61,6 +64,7 @@ class Primum:
     max_iters: int = 12
     tolerance: float = 0.005
     compile: bool = False
+    exact: bool = False
     name: str = "primum"
     metric: Metric = "gain"
     _compiled: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)

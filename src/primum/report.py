@@ -11,11 +11,39 @@ from primum.problem import Solution
 
 
 @dataclass(frozen=True, eq=False)
+class Exact:
+    """What a step's extra weights do by the exact Gram operator, per unit learning rate.
+
+    Attributes:
+        drift: Change of each sample's loss under the plain step. [B].
+        drift_after: The same with the extra weights. [B].
+        excess: How far the change of the step leaves the trust region, as a fraction of its radius;
+            0 inside.
+    """
+
+    drift: Tensor
+    drift_after: Tensor
+    excess: Tensor
+
+    @property
+    def harm_before(self) -> Tensor:
+        """Sum of the loss increases under the plain step."""
+        return self.drift.clamp_min(0).sum()
+
+    @property
+    def harm_after(self) -> Tensor:
+        """Sum of the loss increases with the extra weights."""
+        return self.drift_after.clamp_min(0).sum()
+
+
+@dataclass(frozen=True, eq=False)
 class StepReport:
     """First-order effect of one optimizer step on the samples of its batch.
 
     Everything is per unit learning rate and lives where the model lives; figures are computed when
-    read, and nothing waits for the device before `as_dict()`.
+    read, and nothing waits for the device before `as_dict()`. If `approximate`, what concerns the
+    extra weights (`drift_after`, `harm_after`, `harmed_after`, `gap`) is about the problem that was
+    solved, and `exact()` about the one it stands for; `drift` is exact in any case.
 
     Attributes:
         solution: Of the step's problem.
@@ -52,6 +80,34 @@ class StepReport:
         if self.weighed and not self.applied:
             return "the values of the step were not finite"
         return self.why
+
+    @property
+    def approximate(self) -> bool:
+        """Whether the Gram operator was approximated: per token, with a large vocabulary."""
+        return self.solution.approximation is not None
+
+    def exact(self) -> Exact:
+        """What the weights do without the approximation, if there was one.
+
+        That takes the gradients of all tokens, which no report keeps: set `reducer.measure_exact`
+        to True before the backward pass.
+
+        Raises:
+            RuntimeError: if the step was approximated, and not measured.
+        """
+        approximation = self.solution.approximation
+        if approximation is None:
+            return Exact(self.drift, self.drift_after, torch.zeros_like(self.objective))
+        if approximation.product is None:
+            raise RuntimeError(
+                "this step was not measured exactly, and its gradients are gone; set "
+                "reducer.measure_exact = True before the backward pass, or attach with exact=True "
+                "to solve exactly"
+            )
+        after = self.drift - approximation.product
+        length = self.extra_weights.dot(approximation.product).clamp_min(0).sqrt()
+        excess = torch.where(length > approximation.reach, length / approximation.reach - 1, 0.0)
+        return Exact(self.drift, after, excess)
 
     @property
     def extra_weights(self) -> Tensor:

@@ -41,6 +41,8 @@ def _effect(reports: Sequence[StepReport], monitor: Monitor) -> list[str]:
     note = "" if applied else " (observed, not applied)"
     if applied and largest == 0:
         note = ". WARNING: no sample got a weight; the step harms none, or the radius is 0"
+    if any(report.approximate for report in weighed):
+        note += "; approximate, for a large vocabulary (exact=True solves exactly)"
     return [
         f"samples harmed by a step: {before:.1%}, with the weights {after:.1%} ({over})",
         f"extra weights: mean {mean('mean_extra_weight'):.3f}, largest {largest:.2f}{note}",

@@ -64,6 +64,7 @@ class Weighing:
         self._head = weakref.ref(head)
         self._owners, self._recipe, self._scope = owners, recipe, options.scope
         self._apply, self._per = options.apply, options.per
+        self.measure_exact = False
         self._rescale = Rescale(options.scaler, by_bias=owners.get("bias") is owners["weight"])
         optimizer, after_step = owners["weight"], self._rescale.after_step
         self._monitor = Monitor(model, head, options.name, optimizer, after_step)
@@ -133,6 +134,8 @@ class Weighing:
                 unscale=None if explicit else unscale,
                 before=unscale,
                 factor=self._rescale.factor,
+                tokens=self._per == "token",
+                measure=self.measure_exact,
             )
         except Warning:
             raise
