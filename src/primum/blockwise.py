@@ -1,4 +1,4 @@
-"""From blocks of the gradient at the head's output to a recipe's arguments.
+"""From blocks of the gradient at the head's output to drift and extra weights.
 
 What `pipeline.py` does with the gradient at all outputs, for one that is computed a few outputs at
 a time and again when it is needed (`streamed.py`).
@@ -8,20 +8,74 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from primum.gram import Gain, Gram
+from primum.gram import Gain, Gram, MatrixFree
 from primum.monitor import Plain
-from primum.pipeline import Arguments, Captured
+from primum.pipeline import Captured, approximates
 from primum.pipeline import _maximises as maximises
 from primum.pipeline import _predict as predict_rows
+from primum.pipeline import _trained as trained
+from primum.problem import Approximation, Solution
 from primum.recipe import Recipe
 from primum.rules import Scalar, columns
+from primum.sketch import WIDTH, Factors, random_signs
+from primum.sketch import _form as form
 from primum.streamed import Gradients, Streamed, visit
 from primum.update import Update, sliceable
+
+
+def weigh_streamed(
+    head: nn.Linear,
+    owners: Mapping[str, Optimizer],
+    source: Streamed,
+    captured: Captured,
+    recipe: Recipe,
+    positions: int,
+    plain: Gradients,
+) -> tuple[Tensor, Solution, float]:
+    """Drift and solution of this step's problem, as `pipeline.weigh`; and the seconds spent on it.
+
+    Fills the plain gradients on the way.
+
+    Args:
+        head: The layer.
+        owners: Its optimizers.
+        source: What the gradients are computed from.
+        captured: What is known about them; `gradients` has their shape and type alone.
+        recipe: From Gram operator and drift to extra weights.
+        positions: Tokens of a sample.
+        plain: To be filled; those of weight and bias are needed here.
+    """
+    owners = trained(head, owners)
+    if recipe.products == 0 and getattr(recipe, "radius", None) != 0:
+        raise Plain(
+            f"recipe {recipe.name!r} needs the gradients at the head's output all at once, which a "
+            "fused loss does not keep in memory; call the head, or use the default recipe"
+        )
+    approximate = positions == 1 and approximates(owners, captured, recipe)
+    made = _Sums(head, owners, source, captured, recipe, plain, folds=approximate)
+    if sliceable(owners):
+        visit(source, plain, made.look)
+    else:  # the step of some outputs depends on the gradients of all
+        visit(source, plain)
+        made.predict_all()
+        visit(source, None, made.look)
+    began = time.perf_counter()
+    drift, size = by_sample(made.drift, positions), made.square.sqrt()
+    drift = -drift if maximises(head, owners) else drift
+    gram = made.folded() if approximate else made.exact(positions)
+    solution = recipe(gram, drift, size, made.lr)
+    if approximate:
+        reach, product = size * getattr(recipe, "radius", torch.inf), None
+        if captured.measure:
+            product = made.exact(1).times(solution.extra_weights)
+        solution = replace(solution, approximation=Approximation(reach, product))
+    return drift, solution, made.seconds + time.perf_counter() - began
 
 
 class Streaming(Gram):
@@ -29,7 +83,7 @@ class Streaming(Gram):
 
     Args:
         source: Head, features and targets.
-        gains: By block of outputs. See `gram.MatrixFree`.
+        gains: By the first output of a block. See `gram.MatrixFree`.
         squares: The diagonal. [B].
         positions: Tokens of a sample.
         unscale: Undoes the loss scaling of the gradients; None if there is none.
@@ -54,54 +108,20 @@ class Streaming(Gram):
         rows = vector.repeat_interleave(self._positions) if self._positions > 1 else vector
         total = torch.zeros_like(rows)
 
-        def look(outputs: slice, found: Tensor) -> None:
-            g = found if self._unscale is None else found * self._unscale
-            moved = _gradient(self._source, g.t() * rows, self._has_bias)
+        def look(outputs: slice, g: Tensor) -> None:
+            scaled = g.t() * rows
+            moved = scaled @ self._source.features.to(g)
+            if self._has_bias:
+                moved = columns(moved, scaled.sum(1))
             total.add_(along(self._source, g, moved * self._gains[outputs.start]))
 
         visit(self._source, None, look)
+        total = total if self._unscale is None else total * self._unscale**2
         return by_sample(total, self._positions)
 
 
-def measure(
-    head: nn.Linear,
-    owners: Mapping[str, Optimizer],
-    source: Streamed,
-    captured: Captured,
-    recipe: Recipe,
-    positions: int,
-    plain: Gradients,
-) -> tuple[Arguments, float]:
-    """What a recipe takes, as `pipeline.arguments`, and the seconds spent on it.
-
-    Fills the plain gradients on the way. `captured` has no gradients, but what is known about them;
-    each sample has `positions` tokens.
-    """
-    owners = {part: owner for part, owner in owners.items() if getattr(head, part).requires_grad}
-    if recipe.products == 0 and getattr(recipe, "radius", None) != 0:
-        raise Plain(
-            f"recipe {recipe.name!r} needs the gradients at the head's output all at once, which a "
-            "fused loss does not keep in memory; call the head, or use the default recipe"
-        )
-    made = _Measured(head, owners, source, captured, recipe, plain)
-    if sliceable(owners):
-        visit(source, plain, made.look)
-    else:  # the step of some outputs depends on the gradients of all
-        visit(source, plain)
-        made.whole = predict_rows(head, owners, made.plain_gradient(slice(None)), captured)
-        visit(source, None, made.look)
-    drift, squares = by_sample(made.drift, positions), by_sample(made.squares, positions)
-    if positions > 1 and recipe.products:  # the square of a sum over positions: no shortcut
-        squares = made.squares_of_sums(positions)
-    gram = Streaming(
-        source, made.gains, squares, positions, captured.unscale, has_bias="bias" in owners
-    )
-    drift = -drift if maximises(head, owners) else drift
-    return (gram, drift, made.square.sqrt(), made.lr), made.seconds
-
-
-class _Measured:
-    """Sums over blocks of outputs."""
+class _Sums:
+    """What is summed over blocks of outputs."""
 
     def __init__(
         self,
@@ -111,73 +131,137 @@ class _Measured:
         captured: Captured,
         recipe: Recipe,
         plain: Gradients,
+        *,
+        folds: bool,
     ) -> None:
         self._head, self._owners, self._source = head, owners, source
         self._captured, self._recipe, self._plain = captured, recipe, plain
-        self.whole: Update | None = None
-        self.drift = source.features.new_zeros(len(source.features), dtype=source.wide)
-        self.squares, self.square = self.drift.clone(), self.drift.new_zeros(())
+        self._whole: Update | None = None
+        tokens, outputs = len(source.features), len(source.weight)
+        self._drift = source.features.new_zeros(tokens, dtype=source.wide)
+        self.square = self._drift.new_zeros(())
         self.lr: Scalar = 0.0
-        self.gains: dict[int, Gain] = {}
         self.seconds = 0.0
+        self._gain: Gain = 1.0
+        self._gains: dict[int, Gain] = {}
+        self._squares = torch.zeros_like(self._drift)
+        self._keeps_gains = bool(recipe.products) and (captured.measure or not folds)
+        self._folded: Tensor | None = None
+        if folds:
+            self._folded = self._drift.new_zeros(tokens, min(WIDTH, outputs))
+            self._signs = random_signs(outputs, self._drift)
+            squares = self._inputs().square().sum(0)
+            self._factors, self._by_output = Factors(squares), False
 
-    def look(self, rows: slice, found: Tensor) -> None:
+    @property
+    def drift(self) -> Tensor:
+        """Of each token. [N]."""
+        return self._unscaled(self._drift)
+
+    def predict_all(self) -> None:
+        """For optimizers that cannot predict some outputs without the others."""
+        grad = self._batch_gradient(slice(None))
+        self._whole = predict_rows(self._head, self._owners, grad, self._captured)
+
+    def look(self, rows: slice, g: Tensor) -> None:
+        """Add what follows from the gradient at some outputs. g [N, n]."""
         began = time.perf_counter()
-        g = found if self._captured.unscale is None else found * self._captured.unscale
-        update = self._update(rows)
-        self.drift += along(self._source, g, update.step)
+        grad = self._batch_gradient(rows)
+        update = self._update(rows, grad)
+        self._drift += along(self._source, g, update.step)
         self.square += update.size(self._recipe.metric).square()
         self.lr = update.lr
-        if self._recipe.products:
-            self.gains[rows.start] = update.gain
-            self.squares += self._squares(g.square(), update.gain)
+        if self._keeps_gains:
+            self._gains[rows.start] = update.gain
+            self._squares += self._norms(g.square(), update.gain)
+        if self._folded is not None:
+            signs = self._signs[rows]
+            if isinstance(update.gain, Tensor) and update.gain.shape == grad.shape:
+                self._by_output = True
+                signs = signs * self._factors.add(grad, update.gain).sqrt()
+            self._gain = update.gain
+            fold_into(self._folded, g * signs, rows.start)
         self.seconds += time.perf_counter() - began
 
-    def plain_gradient(self, rows: slice) -> Tensor:
+    def folded(self) -> Gram:
+        """The sketched operator, as `sketch.sketch` makes it."""
+        assert self._folded is not None
+        by_input = self._factors.by_input if self._by_output else self._gain
+        one = isinstance(by_input, float) and by_input == 1.0
+        inputs = self._inputs()
+        gram = MatrixFree(
+            inputs if one else inputs * by_input**0.5,
+            self._unscaled(self._folded),
+            1.0,
+            has_bias="bias" in self._owners,
+        )
+        return form(gram, len(self._source.weight), self._recipe.products)
+
+    def exact(self, positions: int) -> Gram:
+        """The exact operator."""
+        squares = self._squares
+        if positions > 1 and self._recipe.products:
+            squares = self._squares_of_sums(positions)
+        unscale, has_bias = self._captured.unscale, "bias" in self._owners
+        squares = squares if unscale is None else squares * unscale**2
+        return Streaming(self._source, self._gains, squares, positions, unscale, has_bias=has_bias)
+
+    def _batch_gradient(self, rows: slice) -> Tensor:
         """Of the loss alone, unscaled: weight and bias side by side. -> [n, d]."""
         assert self._plain.weight is not None
         grad = self._plain.weight[rows].to(self._source.wide)
         if "bias" in self._owners:
             assert self._plain.bias is not None
             grad = columns(grad, self._plain.bias[rows].to(grad))
-        unscale = self._captured.unscale
-        return grad if unscale is None else grad * unscale
+        return self._unscaled(grad)
 
-    def _update(self, rows: slice) -> Update:
-        if self.whole is None:
-            grad = self.plain_gradient(rows)
+    def _update(self, rows: slice, grad: Tensor) -> Update:
+        if self._whole is None:
             return predict_rows(self._head, self._owners, grad, self._captured, rows)
-        gain = self.whole.gain
-        by_output = isinstance(gain, Tensor) and gain.dim() == 2 and len(gain) > 1
-        own = gain[rows] if by_output else gain  # type: ignore[index]
-        return Update(self.whole.step[rows], own, self.whole.lr)
+        gain = self._whole.gain
+        if isinstance(gain, Tensor) and gain.dim() == 2 and len(gain) > 1:
+            gain = gain[rows]
+        return Update(self._whole.step[rows], gain, self._whole.lr)
 
-    def _squares(self, g2: Tensor, gain: Gain) -> Tensor:
+    def _inputs(self) -> Tensor:
+        """The features with a one for the bias, if it is trained. -> [N, d]."""
+        x = self._source.features.to(self._drift)
+        return nn.functional.pad(x, (0, 1), value=1.0) if "bias" in self._owners else x
+
+    def _norms(self, g2: Tensor, gain: Gain) -> Tensor:
         """Squared norms of the tokens' gradients at some outputs. [N, n] -> [N]."""
-        x2 = self._source.features.to(self.drift).square()
-        if "bias" in self._owners:
-            x2 = nn.functional.pad(x2, (0, 1), value=1.0)
+        x2 = self._inputs().square()
         if not isinstance(gain, Tensor) or gain.dim() == 0:
             return x2.sum(1) * g2.sum(1) * gain
         return (g2 * (x2 @ gain.t())).sum(1)
 
-    def squares_of_sums(self, positions: int) -> Tensor:
-        """Squared norms of the samples' gradients, summed over their positions first. -> [B]."""
-        has_bias = "bias" in self._owners
-        x = self._source.features.to(self.drift)
-        x = nn.functional.pad(x, (0, 1), value=1.0) if has_bias else x
+    def _squares_of_sums(self, positions: int) -> Tensor:
+        """Squared norms of the samples' gradients, each a sum over positions. -> [B]."""
+        x = self._inputs()
         x = x.view(-1, positions, x.shape[1])
-        total = self.drift.new_zeros(len(x))
+        total = self._drift.new_zeros(len(x))
 
-        def look(rows: slice, found: Tensor) -> None:
-            unscale = self._captured.unscale
-            g = found if unscale is None else found * unscale
+        def look(rows: slice, g: Tensor) -> None:
             for each in range(len(x)):  # one sample at a time: [n, d] and no more
                 own = g[each * positions : (each + 1) * positions].t() @ x[each]
-                total[each] += (own.square() * self.gains[rows.start]).sum()
+                total[each] += (own.square() * self._gains[rows.start]).sum()
 
         visit(self._source, None, look)
         return total
+
+    def _unscaled(self, values: Tensor) -> Tensor:
+        unscale = self._captured.unscale
+        return values if unscale is None else values * unscale
+
+
+def fold_into(folded: Tensor, signed: Tensor, first: int) -> None:
+    """Add columns `first` and on to those they are folded into, see `sketch.fold`. [N, n]."""
+    width, done = folded.shape[1], 0
+    while done < signed.shape[1]:
+        column = (first + done) % width
+        count = min(width - column, signed.shape[1] - done)
+        folded.narrow(1, column, count).add_(signed.narrow(1, done, count))
+        done += count
 
 
 def along(source: Streamed, g: Tensor, displacement: Tensor) -> Tensor:
@@ -185,13 +269,7 @@ def along(source: Streamed, g: Tensor, displacement: Tensor) -> Tensor:
     has_bias = displacement.shape[1] > source.features.shape[1]
     bias = displacement[:, -1] if has_bias else None
     weight = displacement[:, :-1] if has_bias else displacement
-    return (nn.functional.linear(source.features.to(g), weight, bias) * g).sum(1)
-
-
-def _gradient(source: Streamed, g_t: Tensor, has_bias: bool) -> Tensor:
-    """Of weight and bias, side by side. [n, N] -> [n, d]."""
-    weight = g_t @ source.features.to(g_t)
-    return columns(weight, g_t.sum(1)) if has_bias else weight
+    return nn.functional.linear(source.features.to(g), weight, bias).mul_(g).sum(1)
 
 
 def by_sample(tokens: Tensor, positions: int) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from primum.blockwise import measure
+from primum.blockwise import weigh_streamed
 from primum.capture import Listener
 from primum.compat import eager, executes_in_graph, parameter
 from primum.fused_op import TokenLosses, register
@@ -185,44 +185,42 @@ class Fused(Weighing):
                 counted=False,
             )
         unscale = self._rescale.unscale(like)
+        nothing = source.features.new_empty((), dtype=source.wide)
         captured = Captured(
             source.features,
-            source.features.new_empty(0, len(source.weight), dtype=source.wide),
+            nothing.expand(len(source.features), len(source.weight)),
             unscale=unscale,
             before=unscale,
             factor=self._rescale.factor,
+            tokens=positions == 1,
+            measure=self.measure_exact,
         )
-        made = Gradients.like(source, needed)
-        arguments, seconds = measure(
+        weighs = self._apply and getattr(self._recipe, "radius", None) != 0
+        # Where weights follow, the features' gradient waits for them, and so does its memory.
+        made = Gradients.like(source, (needed[0] and not weighs, *needed[1:]))
+        drift, solution, seconds = weigh_streamed(
             head, self._owners, source, captured, self._recipe, positions, made
         )
         began = time.perf_counter()
-        solution = self._recipe(*arguments)
-        if self._apply and getattr(self._recipe, "radius", None) != 0:
-            self._reweight(source, made, solution.extra_weights, positions)
+        if weighs:
+            weights = 1 + solution.extra_weights
+            weights = weights if positions == 1 else weights.repeat_interleave(positions)
+            if needed[0]:
+                made = replace(made, features=torch.zeros_like(source.features, dtype=source.wide))
+            assert source.rows is not None
+            visit(replace(source, rows=source.rows * weights), made)
         if self._backward is not None:
             assert made.weight is not None
             self._rescale.expect_gradient(made.weight, made.bias, unscale)
         if self._rescale.scaler is None:  # with one, such a step is skipped and expected
             self._monitor.not_finite(solution.objective)
-        self._report(arguments[1], solution)
-        if self._apply and self._last is not None:
-            self._monitor.spend(seconds + time.perf_counter() - began)
-            if getattr(self._recipe, "radius", None) != 0:
-                self._monitor.weighed(self._last.objective, self._last.drift)
+        self._report(drift, solution)
+        if self._apply:
+            again = 2 / 3 if weighs else 0.0  # of the last pass: a plain one fills features as well
+            self._monitor.spend(seconds + again * (time.perf_counter() - began))
+        if weighs:
+            self._monitor.weighed(solution.objective, drift)
         return made
-
-    def _reweight(
-        self, source: Streamed, made: Gradients, extra_weights: Tensor, positions: int
-    ) -> None:
-        """Replace plain gradients by weighted ones."""
-        weights = 1 + extra_weights
-        weights = weights if positions == 1 else weights.repeat_interleave(positions)
-        assert source.rows is not None
-        again = replace(source, rows=source.rows * weights)
-        visit(again, Gradients(None, made.weight, made.bias))
-        if made.features is not None:
-            made.features.mul_(weights.unsqueeze(1))
 
     # --- over several ranks -----------------------------------------------------------------------
 

@@ -175,15 +175,10 @@ def _predicted(
     """Step, gain by output and by input, size and lr, from the batch gradient and `squares` [d].
 
     A few outputs at a time, and in the memory of `total`: neither the gain nor anything else of the
-    head's size is kept. An output's gain is a mean over its entries, half by the squares of the
-    batch gradient and half by those of the inputs. The factors of the inputs are then such that the
-    batch gradient has its true length in the metric of the gain, input by input. Plain means would
-    count the many entries of a large head that get hardly any gradient.
+    head's size is kept.
     """
-    largest = torch.linalg.vector_norm(total, torch.inf).clamp_min(torch.finfo(total.dtype).tiny)
-    shares = squares / squares.sum().clamp_min(torch.finfo(total.dtype).tiny)
+    factors = Factors(squares, torch.linalg.vector_norm(total, torch.inf))
     by_output: list[Tensor] = []
-    above, below = torch.zeros_like(squares), torch.zeros_like(squares)
     square = total.new_zeros(())
     gain: Gain | None = None
     lr: Scalar = 0.0
@@ -193,17 +188,49 @@ def _predicted(
         square += update.size(metric).square()
         gain, lr = update.gain, update.lr
         if isinstance(gain, Tensor) and gain.dim() == 2 and len(gain) > 1:
-            weights = (own / largest).square_().add_(FLOOR)
-            own_shares = weights / weights.sum(1, keepdim=True)
-            means = own_shares.add_(shares).mul_(gain).sum(1) / 2
-            below += means @ weights
-            above += weights.mul_(gain).sum(0)
-            by_output.append(means)
+            by_output.append(factors.add(own, gain))
         own.copy_(update.step)
     if not by_output:  # one gain for all outputs
         one = isinstance(gain, float) and gain == 1.0
         return total, None, None if one else gain, square.sqrt(), lr
-    return total, torch.cat(by_output), above / below, square.sqrt(), lr
+    return total, torch.cat(by_output), factors.by_input, square.sqrt(), lr
+
+
+class Factors:
+    """The gain as a column times a row, from blocks of outputs.
+
+    An output's gain is a mean over its entries, half by the squares of the batch gradient and half
+    by those of the inputs. The factors of the inputs are then such that the batch gradient has its
+    true length in the metric of the gain, input by input. Plain means would count the many entries
+    of a large head that get hardly any gradient.
+
+    Args:
+        squares: Of the inputs, summed over tokens. [d].
+        largest: Entry of the batch gradient; that of the blocks so far, if it is not known.
+    """
+
+    def __init__(self, squares: Tensor, largest: Tensor | float = 0.0) -> None:
+        tiny = torch.finfo(squares.dtype).tiny
+        self._shares = squares / squares.sum().clamp_min(tiny)
+        self._above, self._below = torch.zeros_like(squares), torch.zeros_like(squares)
+        self._largest = (squares.new_zeros(()) + largest).clamp_min(tiny)
+
+    def add(self, grad: Tensor, gain: Tensor) -> Tensor:
+        """The gain by output, from the batch gradient of some outputs. [n, d], [n, d] -> [n]."""
+        largest = torch.maximum(self._largest, torch.linalg.vector_norm(grad, torch.inf))
+        shrink = (self._largest / largest).square()
+        weights = (grad / largest).square_().add_(FLOOR)
+        own_shares = weights / weights.sum(1, keepdim=True)
+        means = own_shares.add_(self._shares).mul_(gain).sum(1) / 2
+        self._below = self._below * shrink + means @ weights
+        self._above = self._above * shrink + weights.mul_(gain).sum(0)
+        self._largest = largest
+        return means
+
+    @property
+    def by_input(self) -> Tensor:
+        """The gain by input. [d]."""
+        return self._above / self._below
 
 
 def _blocks(head: Tensor) -> Iterator[slice]:

@@ -54,12 +54,19 @@ def when_fused(model: nn.Module, then: Callable[[], None]) -> None:
     """
     for module in model.modules():
         if hasattr(module, "get_output_embeddings") and fusing_package(module) == "trl":
-
-            def look(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-                if module.training:
-                    handle.remove()
-                    if kwargs.get("fused_lm_head"):
-                        then()
-
-            handle = module.register_forward_pre_hook(look, with_kwargs=True)
+            _Once(module, then)
             return
+
+
+class _Once:
+    """A hook on a module that is gone after its first training pass."""
+
+    def __init__(self, module: nn.Module, then: Callable[[], None]) -> None:
+        self._then = then
+        self._handle = module.register_forward_pre_hook(self, with_kwargs=True)
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        if module.training:
+            self._handle.remove()
+            if kwargs.get("fused_lm_head"):
+                self._then()

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 from transformers import Trainer
 
 from primum import Reducer
@@ -40,7 +39,7 @@ class FusedLoss:
     def __call__(
         self,
         model: nn.Module,
-        inputs: Mapping[str, Any],
+        inputs: dict[str, Any],
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
@@ -80,9 +79,9 @@ def _refused(trainer: Trainer) -> str:
         config, "output_router_logits", False
     ):
         return "a loss with a router's auxiliary loss (output_router_logits)"
-    if not any("CausalLM" in type(each).__name__ for each in model.modules()):
-        if not any("LMHead" in type(each).__name__ for each in model.modules()):
-            return f"the loss of {type(model).__name__}, which is no causal language model"
+    names = [type(each).__name__ for each in model.modules()]
+    if not any("CausalLM" in name or "LMHead" in name for name in names):
+        return f"the loss of {type(model).__name__}, which is no causal language model"
     return ""
 
 
@@ -116,10 +115,10 @@ def _check_logits(reducer: Reducer, hidden: Tensor, logits: Tensor) -> None:
     """Raise if the model does something to the head's output: the loss would be another one."""
     head = reducer.head
     assert head is not None
-    bias = None if head.bias is None else head.bias.float()
-    expected = linear(hidden[:, -1:].float(), head.weight.float(), bias)
-    if not torch.allclose(expected, logits.float(), 0.05, 0.05):
+    expected = type(head).forward(head, hidden[:, -1:]).float()
+    # SYNC: in the first step alone.
+    if not torch.allclose(expected, logits[:, -1:].float(), 0.05, 0.05):
         raise ValueError(
-            "fused_loss=True computes the loss from the head's plain output, but this model changes "
-            "it (soft-capping, a logit scale); leave it out and keep the head"
+            "fused_loss=True computes the loss from the head's plain output, but this model "
+            "changes it (soft-capping, a logit scale); leave it out and keep the head"
         )

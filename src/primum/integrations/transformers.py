@@ -14,8 +14,8 @@ from transformers.trainer_callback import ExportableState
 from transformers.utils import logging
 
 from primum import Reducer, StepReport
-from primum.integrations.attachment import Attachment
 from primum.bypass import fusing_package, looked_after
+from primum.integrations.attachment import Attachment
 from primum.integrations.fused import way_out, when_fused
 from primum.integrations.fused_loss import FusedLoss
 
@@ -62,7 +62,7 @@ class PrimumCallback(TrainerCallback, ExportableState):
             trainer: Of Transformers or TRL.
             fused_loss: Compute the training loss of a causal language model by
                 `reducer.linear_cross_entropy`: without the logits of all tokens in memory, and
-                with weights where the Trainer's own loss is fused with the head (SFTTrainer, Liger).
+                with weights where the Trainer's own loss is fused with the head (TRL, Liger).
         """
         if fused_loss:
             self._fused_loss = FusedLoss(trainer, lambda: self.reducer)
