@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from primum.gram import Gain, Gram, MatrixFree
+from primum.gram import Gain, Gram, MatrixFree, choose
 from primum.monitor import Plain
 from primum.pipeline import Captured, approximates
 from primum.pipeline import _maximises as maximises
@@ -24,8 +24,7 @@ from primum.problem import Approximation, Solution
 from primum.recipe import Recipe
 from primum.rules import Scalar, columns
 from primum.sketch import WIDTH, Factors, random_signs
-from primum.sketch import _form as form
-from primum.streamed import Gradients, Streamed, visit
+from primum.streamed import FEW, Gradients, Streamed, visit
 from primum.update import Update, sliceable
 
 
@@ -120,6 +119,19 @@ class Streaming(Gram):
         return by_sample(total, self._positions)
 
 
+class Folded(MatrixFree):
+    """A sketched operator that makes nothing of the size of the features for a product."""
+
+    def along(self, displacement: Tensor) -> Tensor:
+        return (self.features @ displacement.t()).mul_(self.output_gradients).sum(1)
+
+    def _squares(self) -> Tensor:
+        g2, gain = self.output_gradients.square().sum(1), self.gain
+        if isinstance(gain, Tensor) and gain.dim() == 2:
+            return (self.features.square() @ gain[0]) * g2
+        return self.features.square().sum(1) * g2 * gain
+
+
 class _Sums:
     """What is summed over blocks of outputs."""
 
@@ -186,16 +198,13 @@ class _Sums:
     def folded(self) -> Gram:
         """The sketched operator, as `sketch.sketch` makes it."""
         assert self._folded is not None
-        by_input = self._factors.by_input if self._by_output else self._gain
-        one = isinstance(by_input, float) and by_input == 1.0
-        inputs = self._inputs()
-        gram = MatrixFree(
-            inputs if one else inputs * by_input**0.5,
-            self._unscaled(self._folded),
-            1.0,
-            has_bias="bias" in self._owners,
-        )
-        return form(gram, len(self._source.weight), self._recipe.products)
+        gain = self._factors.by_input.unsqueeze(0) if self._by_output else self._gain
+        folded, has_bias = self._unscaled(self._folded), "bias" in self._owners
+        gram = Folded(self._inputs(), folded, gain, has_bias=has_bias)
+        tokens, inputs = gram.features.shape
+        # A matrix where it is no larger than a block of logits.
+        small = tokens * tokens <= max(FEW, tokens * inputs // 4)
+        return choose(gram, self._recipe.products) if small else gram
 
     def exact(self, positions: int) -> Gram:
         """The exact operator."""

@@ -159,8 +159,11 @@ class TokenLosses(torch.autograd.Function):
         return losses
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, rows: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():  # what follows would be missing in silence
+            raise RuntimeError(
+                "linear_cross_entropy has no second derivative (create_graph=True); call the head"
+            )
         needed = list(ctx.needs_input_grad[:3])
         found = token_gradients(rows, *ctx.saved_tensors, *ctx.others, needed)
         given = [each if wanted else None for each, wanted in zip(found, needed, strict=True)]

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from primum.rules import on_host
+
 FEW = 1 << 18  # Entries of a block that are never too many: 1 MiB.
 
 Look = Callable[[slice, Tensor], None]  # at a block of outputs and the gradient there
@@ -76,7 +78,14 @@ class Streamed:
         return linear(self.features.to(self.low), self.part(rows), bias).to(self.wide)
 
     def losses(self) -> tuple[Tensor, Tensor]:
-        """Cross entropy and normaliser of each token, 0 where it is ignored. -> [N], [N]."""
+        """Cross entropy and normaliser of each token, 0 where it is ignored. -> [N], [N].
+
+        A target that is no class raises an error, or gives NaN where only the device knows it.
+        """
+        known = (self.targets >= 0) & (self.targets < len(self.weight)) | ~self.counted
+        if on_host(known) and not bool(known.all()):
+            wrong = self.targets[~known][0].item()
+            raise IndexError(f"target {wrong} is out of bounds for {len(self.weight)} classes")
         tokens = self.features.new_zeros(len(self.features), dtype=self.wide)
         largest, total = tokens - torch.inf, tokens.clone()
         hit, spread = tokens.clone(), tokens.clone()
@@ -93,7 +102,8 @@ class Streamed:
         expected = hit.mul_(1 - self.smoothing).add_(
             spread, alpha=self.smoothing / len(self.weight)
         )
-        return torch.where(self.counted, normaliser - expected, 0.0), normaliser
+        losses = torch.where(known, normaliser - expected, torch.nan)
+        return torch.where(self.counted, losses, 0.0), normaliser
 
     def _at_target(self, logits: Tensor, rows: slice) -> Tensor:
         """The target's logit, 0 if it is in another block. [N, n] -> [N]."""
@@ -112,8 +122,8 @@ class Streamed:
         inside = (self.targets >= rows.start) & (self.targets < rows.stop)
         column = (self.targets - rows.start).clamp(0, found.shape[1] - 1).unsqueeze(1)
         found.scatter_add_(1, column, (inside.to(found.dtype) * (self.smoothing - 1)).unsqueeze(1))
-        # Where nothing counts a normaliser may be infinite, and 0 times that is not a number.
-        return torch.where(scale == 0, 0.0, found.mul_(scale))
+        # What does not count may be infinite, and 0 times that is not a number.
+        return found.mul_(scale).masked_fill_(scale == 0, 0.0)
 
 
 @dataclass(frozen=True)

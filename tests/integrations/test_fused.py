@@ -10,7 +10,8 @@ import pytest
 from torch import nn
 from transformers import Trainer
 
-from primum.integrations.fused import fusing_package, way_out
+from primum.bypass import fusing_package
+from primum.integrations.fused import way_out
 
 CODE = "def forward(self, *args, **kwargs): pass\ndef compute_loss(self): pass"
 
@@ -74,12 +75,14 @@ class SFTConfig(SimpleNamespace):
 
 def test_what_keeps_the_head() -> None:
     theirs = type("SFTTrainer", (), {"compute_loss": of_package("trl.trainer").compute_loss})
-    assert "fused_linear_cross_entropy" in way_out("liger_kernel", SFTConfig())
+    said = way_out("liger_kernel", SFTConfig())
+    assert "use_liger_kernel=True" in said
+    assert 'liger_kernel_config={"fused_linear_cross_entropy": False}' in said
     for trainer in (None, theirs()):
         assert "compute_loss_func=" in way_out("trl", SFTConfig(), trainer)
-    assert way_out("trl", SFTConfig(loss_type="chunked_nll")) == (
-        'To keep the head, set loss_type="nll"'
-    )
+    said = way_out("trl", SFTConfig(loss_type="chunked_nll"))
+    assert 'loss_type="chunked_nll". To keep the head, set loss_type="nll"' in said
+    assert "fused_loss=True" in said
     assert "No setting" in way_out("trl", SimpleNamespace())
 
 

@@ -1,4 +1,4 @@
-"""TRL's SFTTrainer fuses head and loss: said at once, logged, and undone by one method."""
+"""TRL's SFTTrainer fuses head and loss: said at once, logged; weights by a loss of ours."""
 
 from __future__ import annotations
 
@@ -11,15 +11,20 @@ import torch.nn.functional as F
 from datasets import Dataset
 from tokenizers import Tokenizer, models
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Trainer
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    Trainer,
+    TrainerCallback,
+)
 from trl import SFTConfig, SFTTrainer
 
 from integrations.plain import FIGURES
 from primum.integrations.transformers import PrimumCallback
 
 WORDS = 40
-FUSED = r"primum: the loss is computed from the head's weight without calling the head"
-BYPASSED = "ignore:primum. .*head.*:RuntimeWarning"  # the core notices later what the callback said
+FUSED = "primum: the loss is computed from the head's weight without calling the head"
 
 
 class WithLogits(SFTTrainer):
@@ -29,7 +34,12 @@ class WithLogits(SFTTrainer):
         return Trainer.compute_loss(self, *args, **kwargs)
 
 
-def trainer(folder: Path, kind: type[SFTTrainer] = SFTTrainer, **options: Any) -> SFTTrainer:
+def trainer(
+    folder: Path,
+    kind: type[SFTTrainer] = SFTTrainer,
+    settings: dict[str, Any] | None = None,
+    **options: Any,
+) -> SFTTrainer:
     words = {"<pad>": 0, "<eos>": 1} | {f"w{i}": i for i in range(2, WORDS)}
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer(models.WordLevel(words, "<pad>")),
@@ -60,6 +70,7 @@ def trainer(folder: Path, kind: type[SFTTrainer] = SFTTrainer, **options: Any) -
         gradient_checkpointing=False,
         dataloader_pin_memory=False,
         disable_tqdm=True,
+        **(settings or {}),
     )
     return kind(
         LlamaForCausalLM(config),
@@ -74,18 +85,32 @@ def applied(run: SFTTrainer) -> list[float]:
     return [entry["primum/applied"] for entry in run.state.log_history if "loss" in entry]
 
 
-@pytest.mark.filterwarnings(BYPASSED)
 class TestFused:
     def test_said_before_the_first_step(self, tmp_path: Path) -> None:
         run = trainer(tmp_path)
         callback = PrimumCallback().add_to(run)
         run.create_optimizer_and_scheduler(8)
         with pytest.warns(
-            RuntimeWarning, match=rf"{FUSED}.*override compute_loss.*compute_loss_fu"
+            RuntimeWarning, match=rf"{FUSED}.*fused_loss=True.*override compute_loss"
         ):
             callback.on_train_begin(
                 run.args, run.state, run.control, model=run.model, optimizer=run.optimizer
             )
+
+    def test_said_in_the_first_forward_pass_if_the_trainer_is_unknown(self, tmp_path: Path) -> None:
+        """`Trainer(callbacks=[...])` does not say who it is; what it passes to the model does."""
+        callback = PrimumCallback()
+        run = trainer(tmp_path, callbacks=[callback])
+        steps: list[int] = []
+
+        class Watch(TrainerCallback):
+            def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+                steps.append(state.global_step)
+
+        run.add_callback(Watch)
+        with pytest.raises(RuntimeWarning, match=FUSED):  # warnings are errors here
+            run.train()
+        assert steps == [0]
 
     @pytest.mark.parametrize("added", [True, False], ids=["add_to", "callbacks="])
     def test_warned_and_logged(self, tmp_path: Path, added: bool) -> None:
@@ -93,8 +118,10 @@ class TestFused:
         run = trainer(tmp_path, callbacks=None if added else [callback])
         if added:
             callback.add_to(run)
-        with pytest.warns(RuntimeWarning, match=FUSED):
+        with pytest.warns(RuntimeWarning, match="primum: ") as said:
             run.train()
+        assert [str(each.message) for each in said if FUSED in str(each.message)]
+        assert len([each for each in said if "primum: " in str(each.message)]) == 1  # once in all
         assert callback.last is None
         assert applied(run) == [0.0, 0.0]
 
@@ -135,3 +162,96 @@ class TestKept:
         assert callback.last is not None
         assert callback.last.applied
         assert applied(run) == [1.0, 1.0]
+
+
+def losses(run: SFTTrainer) -> list[float]:
+    return [entry["loss"] for entry in run.state.log_history if "loss" in entry]
+
+
+def parameters(run: SFTTrainer) -> list[Tensor]:
+    return [p.detach() for p in run.model.parameters()]
+
+
+class TestFusedLoss:
+    """`add_to(trainer, fused_loss=True)`: weights, and no logits of all tokens."""
+
+    def test_weights_are_applied(self, tmp_path: Path) -> None:
+        run = trainer(tmp_path)
+        callback = PrimumCallback(per="token").add_to(run, fused_loss=True)
+        run.train()
+        assert callback.last is not None
+        assert callback.last.applied
+        assert callback.last.fallbacks == 0
+        assert len(callback.last.extra_weights) == 8 * 7
+        assert callback.last.extra_weights.max() > 0
+        assert applied(run) == [1.0, 1.0]
+
+    def test_the_head_is_never_called_for_all_tokens(self, tmp_path: Path) -> None:
+        run = trainer(tmp_path)
+        PrimumCallback(per="token").add_to(run, fused_loss=True)
+        shapes: list[torch.Size] = []
+        head = run.model.get_output_embeddings()
+        head.register_forward_hook(lambda module, args, output: shapes.append(output.shape))
+        run.train()
+        assert set(shapes) == {torch.Size((8, 1, WORDS))}
+
+    @pytest.mark.filterwarnings("ignore:`label_smoothing_factor` is deprecated:FutureWarning")
+    @pytest.mark.parametrize(
+        "settings",
+        [{}, {"gradient_accumulation_steps": 2}, {"label_smoothing_factor": 0.1}],
+        ids=["plain", "accumulated", "smoothed"],
+    )
+    def test_the_same_training_as_with_the_head(
+        self, tmp_path: Path, settings: dict[str, Any]
+    ) -> None:
+        """The loss of the model's own forward under the hook is the reference."""
+        fused, kept = trainer(tmp_path, settings=settings), trainer(tmp_path, WithLogits, settings)
+        start = parameters(trainer(tmp_path, settings=settings))
+        one = PrimumCallback(per="token").add_to(fused, fused_loss=True)
+        other = PrimumCallback(per="token").add_to(kept)
+        fused.train()
+        kept.train()
+        assert one.last is not None
+        assert other.last is not None
+        for found, expected, before in zip(parameters(fused), parameters(kept), start, strict=True):
+            moved = (expected - before).norm()
+            # AdamW divides by the gradient's size, so that rounding counts where that is small.
+            assert (found - expected).norm() <= 0.02 * moved
+        losses = [
+            [e["loss"] for e in run.state.log_history if "loss" in e] for run in (fused, kept)
+        ]
+        assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+
+    def test_without_weights_it_is_trls_own_training(self, tmp_path: Path) -> None:
+        fused, own = trainer(tmp_path), trainer(tmp_path)
+        PrimumCallback(radius=0, per="token").add_to(fused, fused_loss=True)
+        fused.train()
+        own.train()
+        for one, other in zip(parameters(fused), parameters(own), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+    def test_evaluation_is_the_trainers_own(self, tmp_path: Path) -> None:
+        run = trainer(tmp_path)
+        PrimumCallback(per="token").add_to(run, fused_loss=True)
+        run.train()
+        other = trainer(tmp_path)
+        other.model.load_state_dict(run.model.state_dict())
+        found, expected = (each.evaluate(each.train_dataset) for each in (run, other))
+        assert found["eval_loss"] == pytest.approx(expected["eval_loss"], rel=1e-5)
+
+    @pytest.mark.filterwarnings("ignore:`compute_loss_func` is deprecated:FutureWarning")
+    def test_other_losses_are_refused(self, tmp_path: Path) -> None:
+        run = trainer(tmp_path, settings={"loss_type": "dft"})
+        with pytest.raises(ValueError, match=r'cannot take the place of loss_type="dft"'):
+            PrimumCallback().add_to(run, fused_loss=True)
+        run = trainer(tmp_path, compute_loss_func=lambda *args, **kwargs: None)
+        with pytest.raises(ValueError, match="compute_loss_func="):
+            PrimumCallback().add_to(run, fused_loss=True)
+
+    def test_a_model_that_changes_the_heads_output_is_refused(self, tmp_path: Path) -> None:
+        run = trainer(tmp_path)
+        head = run.model.get_output_embeddings()
+        head.register_forward_hook(lambda module, args, output: 3 + output)  # as a soft-cap would
+        PrimumCallback(per="token").add_to(run, fused_loss=True)
+        with pytest.raises(ValueError, match="this model changes it"):
+            run.train()
