@@ -142,7 +142,7 @@ def arguments(
         parts = zip(*captured.chunks(), strict=True)
         features, gradients = (torch.cat(part) for part in parts)
         captured = replace(captured, features=features, gradients=gradients, chunks=None)
-    x = captured.features.to(captured.dtype)
+    x = captured.features.detach().to(captured.dtype)
     if "bias" in owners:
         x = nn.functional.pad(x, (0, 1), value=1.0)
     if _in_blocks(x, captured, recipe, owners):
