@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -21,10 +22,12 @@ from loops import ADAMW, SGD, assert_close, gradients, report_of
 from oracles import gradients_of, gram_of
 from primum import pipeline
 from primum import sketch as sketches
+from primum.distributed import weigh_together
 from primum.gram import Dense, Gram, MatrixFree
 from primum.paper import Paper
 from primum.pipeline import Captured, _tokens, approximates, weigh
 from primum.problem import Solution
+from primum.ranks import Meeting
 from primum.recipe import Primum
 from primum.sketch import fold, random_signs, sketch, slices, worthwhile
 from primum.update import Update, predict_head
@@ -331,6 +334,32 @@ def test_exact_otherwise(change: dict[str, Any], monkeypatch: pytest.MonkeyPatch
     with torch.no_grad():
         _, solution = weigh(head, owners, seen, recipe)
     assert solution.approximation is None
+
+
+class OneRank:
+    """All ranks there are."""
+
+    size = 1
+    waited_for = staticmethod(nullcontext)
+    sum = staticmethod(torch.clone)
+
+    def gather(self, tensor: Tensor, counts: tuple[int, ...]) -> Tensor:
+        return tensor
+
+
+@pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("way", ["gather", "sum"])
+def test_ranks_together_solve_exactly(way: str) -> None:
+    head, owners = head_of("SGD")
+    seen = arrived()
+    meeting = Meeting(counts=(len(seen.features),), positions=0, before=False, rank=0)
+    ranks: Any = OneRank()
+    with torch.no_grad():
+        drift, found = weigh_together(ranks, meeting, way, head, owners, seen, Primum())
+        expected, exact = weigh(head, owners, seen, Primum(exact=True))
+    assert found.approximation is None
+    torch.testing.assert_close(drift, expected, **CLOSE)
+    torch.testing.assert_close(found.objective, exact.objective, rtol=0.01, atol=0)
 
 
 @pytest.mark.usefixtures("always")
