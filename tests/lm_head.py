@@ -28,7 +28,9 @@ def main(kind: str, arm: str) -> None:
     )
     make = {"SGD": optim.SGD, "AdamW": optim.AdamW}[kind]
     optimizer = make(model.parameters(), lr=1e-2, **({"momentum": 0.9} if kind == "SGD" else {}))
-    reducer = primum.attach(model, optimizer) if arm == "primum" else None
+    reducer = None
+    if arm != "plain":
+        reducer = primum.attach(model, optimizer, per=arm)
     words = torch.randint(WORDS, (ROWS, TOKENS))
     for number in range(3):
         if number == 1:
@@ -44,6 +46,10 @@ def main(kind: str, arm: str) -> None:
             assert reducer.last is not None
             assert reducer.last.applied
             assert reducer.last.fallbacks == 0
+    if arm == "token":
+        assert reducer is not None
+        assert reducer.last is not None
+        assert reducer.last.approximate
     print(start, peak())
 
 

@@ -77,7 +77,7 @@ def test_links_within_the_repository_lead_somewhere(page):
 
 def test_every_page_is_in_the_menu():
     text = (ROOT / "mkdocs.yml").read_text()
-    listed = re.findall(r"^  - .*: (\S+\.md)$", text, flags=re.MULTILINE)
+    listed = re.findall(r"^ +- .*: (\S+\.md)$", text, flags=re.MULTILINE)
     pages = [page.name for page in PAGES if page.parent.name == "docs"]
     notebooks = (ROOT / "examples" / "notebooks").glob("*.ipynb")
     pages += [f"notebooks/{path.stem}.md" for path in notebooks]

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import primum
 import primum.pipeline
-from primum import Problem, Solution, solve
+from primum import Problem, Solution, sketch, solve
 from primum.gram import MatrixFree
 from primum.update import Update
 
@@ -34,6 +34,7 @@ by_optimizer = pytest.mark.parametrize("kind", OPTIMIZERS)
 
 PER_ITERATION = {"dense": 14, "matrix-free": 19}  # dispatched operations
 OUTSIDE = 95
+SKETCH = 120  # for two passes over one chunk each, and one block of outputs
 
 # Operations that hand a value to the host, or a shape that depends on one.
 SYNCS = {
@@ -61,12 +62,19 @@ class Count(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def operations(kind: str, *, max_iters: int = 20, shape: tuple[int, ...] = (128,)) -> list[str]:
-    """What the reducer dispatches in the third step of a 64 x 10 head."""
+def operations(
+    kind: str,
+    *,
+    max_iters: int = 20,
+    shape: tuple[int, ...] = (128,),
+    outputs: int = 10,
+    **how: Any,
+) -> list[str]:
+    """What the reducer dispatches in the third step of a head with 64 inputs."""
     torch.manual_seed(0)
-    head = nn.Linear(64, 10)
+    head = nn.Linear(64, outputs)
     optimizer = OPTIMIZERS[kind](head.parameters())
-    reducer = primum.attach(head, optimizer, max_iters=max_iters)
+    reducer = primum.attach(head, optimizer, max_iters=max_iters, **how)
     inside = reducer._on_gradient
     counts = []
 
@@ -78,9 +86,9 @@ def operations(kind: str, *, max_iters: int = 20, shape: tuple[int, ...] = (128,
 
     reducer._on_gradient = counted  # type: ignore[method-assign]
     for _ in range(3):
-        outputs, labels = head(torch.randn(*shape, 64)), torch.randint(10, shape)
+        logits, labels = head(torch.randn(*shape, 64)), torch.randint(outputs, shape)
         optimizer.zero_grad()
-        nn.functional.cross_entropy(outputs.flatten(0, -2), labels.flatten()).backward()
+        nn.functional.cross_entropy(logits.flatten(0, -2), labels.flatten()).backward()
         assert reducer.last is not None
         assert reducer.last.reason == ""
         optimizer.step()
@@ -119,6 +127,20 @@ def test_no_host_sync(kind, route, shape, monkeypatch):
     assert not names & (SYNCS - allowed)
 
 
+@by_optimizer
+def test_no_host_sync_when_approximated(kind, monkeypatch):
+    """Per token, with more outputs than columns of the sketch; iterations cost what they did."""
+    force("matrix-free", monkeypatch)
+    monkeypatch.setattr("primum.sketch.FEW", 0)
+    sketched: dict[str, Any] = {"shape": (16, 40), "outputs": 2000, "per": "token"}
+    names = operations(kind, **sketched)
+    assert not set(names) & SYNCS
+    assert names.count("bitwise_xor") == 3  # the signs: it was sketched
+    counts = {n: len(operations(kind, max_iters=n, **sketched)) for n in (10, 20)}
+    assert counts[20] - counts[10] <= 10 * max(PER_ITERATION.values())
+    assert counts[10] <= 10 * max(PER_ITERATION.values()) + OUTSIDE + SKETCH
+
+
 def test_the_count_would_see_a_sync():
     with Count() as count:
         torch.ones(1).item()
@@ -129,28 +151,38 @@ def test_the_count_would_see_a_sync():
 # --- on an accelerator without values -------------------------------------------------------------
 
 
-def phantom_step(kind: str, *, capturable: bool, bias: bool, shape: tuple[int, ...]) -> None:
+def phantom_step(
+    kind: str,
+    *,
+    capturable: bool,
+    bias: bool,
+    shape: tuple[int, ...],
+    outputs: int = 4,
+    per: str = "sample",
+) -> None:
     """Two steps of forward, backward with a reducer attached, optimizer, on fake tensors."""
     device = "cuda" if torch.backends.cuda.is_built() else "phantom"
     with FakeTensorMode():
         with torch.device(device):
-            model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4, bias=bias))
+            model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, outputs, bias=bias))
         if kind == "SGD":
             optimizer: optim.Optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         else:
             optimizer = optim.AdamW(model.parameters(), capturable=capturable)
-        reducer = primum.attach(model, optimizer, max_iters=3)
+        reducer = primum.attach(model, optimizer, max_iters=3, per=per)
         for number in range(2):
             inputs = torch.randn(*shape, 6, device=device)
-            labels = torch.randint(4, shape, device=device)
+            labels = torch.randint(outputs, shape, device=device)
             optimizer.zero_grad()
-            outputs = model(inputs).flatten(0, -2)
-            nn.functional.cross_entropy(outputs, labels.flatten()).backward()
+            logits = model(inputs).flatten(0, -2)
+            nn.functional.cross_entropy(logits, labels.flatten()).backward()
             report = reducer.last
             assert report is not None, "the hook did not run"
             assert report.why == "", report.why
             assert report.weighed
-            assert report.extra_weights.shape == shape[:1]
+            rows = shape[:1] if per == "sample" else (shape[0] * shape[1],)
+            assert report.extra_weights.shape == rows
+            assert report.approximate is (per == "token")
             for figure in (report.extra_weights, report.harm_after, report.gap, report.fallbacks):
                 assert figure.device.type == device
             optimizer.step()
@@ -168,6 +200,11 @@ def phantom() -> None:
     phantom_step("AdamW", capturable=True, bias=True, shape=(16,))
     phantom_step("AdamW", capturable=True, bias=False, shape=(5, 3))
     phantom_step("AdamW", capturable=False, bias=True, shape=(5, 3))
+    large: dict[str, Any] = {"shape": (40, 50), "outputs": 4000, "per": "token"}
+    sketch.FEW = 0  # type: ignore[misc]
+    phantom_step("SGD", capturable=False, bias=True, **large)
+    phantom_step("AdamW", capturable=True, bias=True, **large)
+    phantom_step("AdamW", capturable=True, bias=False, **large)
 
 
 @pytest.mark.skipif(
@@ -187,7 +224,7 @@ def test_a_training_step_on_an_accelerator_without_values():
         check=False,
     )
     assert ran.returncode == 0, ran.stderr
-    assert len(ran.stdout.splitlines()) == 4 * 2
+    assert len(ran.stdout.splitlines()) == 7 * 2
 
 
 # --- compiled -------------------------------------------------------------------------------------

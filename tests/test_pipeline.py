@@ -233,14 +233,15 @@ class TestTokens:
 @pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel, by /proc")
 class TestMemory:
     @pytest.mark.parametrize("kind", ["SGD", "AdamW"])
-    def test_language_model_head(self, kind: str) -> None:
+    @pytest.mark.parametrize("per", ["sample", "token"])
+    def test_language_model_head(self, kind: str, per: str) -> None:
         """32,000 words: at the peak, no more than plain training.
 
         Measured by the kernel, in processes of their own that give memory back at once.
         """
         frugal = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
         peaks = []
-        for arm in ("plain", "primum"):
+        for arm in ("plain", per):
             run = subprocess.run(
                 [sys.executable, str(Path(__file__).parent / "lm_head.py"), kind, arm],
                 capture_output=True,

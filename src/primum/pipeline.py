@@ -139,10 +139,10 @@ def arguments(
     """
     owners = _trained(head, owners)
     if captured.chunks is not None:  # small enough to be held: see `approximates`
-        parts = zip(*captured.chunks(), strict=True)
-        features, gradients = (torch.cat(part) for part in parts)
+        pairs = [(x.clone(), g.clone()) for x, g in captured.chunks()]
+        features, gradients = (torch.cat(part) for part in zip(*pairs, strict=True))
         captured = replace(captured, features=features, gradients=gradients, chunks=None)
-    x = captured.features.to(captured.dtype)
+    x = captured.features.detach().to(captured.dtype)
     if "bias" in owners:
         x = nn.functional.pad(x, (0, 1), value=1.0)
     if _in_blocks(x, captured, recipe, owners):

@@ -98,12 +98,13 @@ def slices(features: Tensor, gradients: Tensor) -> Chunks:
 
 
 def worthwhile(tokens: int, inputs: int, outputs: int, *, products: int, factorises: bool) -> bool:
-    """Whether to approximate: an exact operator costs more than N V d, and twice as much as this.
+    """Whether to approximate: the exact operator costs N V d / 4 or more, and twice the sketch.
 
-    Where `factorises`, the gain is the same for all outputs. Small problems stay exact.
+    The head itself costs 6 N V d, and drift and step 4 N V d in either form. Small problems stay
+    exact. Where `factorises`, the gain is the same for all outputs.
     """
     exact = min(operations(tokens, 1, inputs, outputs, products=products, factorises=factorises))
-    least = max(FEW, tokens * inputs * outputs)
+    least = max(FEW, tokens * inputs * outputs // 4)
     return outputs > WIDTH and exact > max(least, 2 * _cost(tokens, inputs, outputs, products))
 
 
@@ -162,7 +163,7 @@ def _batch_gradient(tokens: Tokens) -> tuple[Tensor, Tensor]:
     x, g = next(pairs)
     total, squares = g.t() @ x, x.square().sum(0)
     for x, g in pairs:
-        total.addmm_(g.t(), x)
+        torch.addmm(total, g.t(), x, out=total)  # counted by FlopCounterMode, unlike `addmm_`
         squares += x.square().sum(0)
     if tokens.unscale is not None:
         total *= tokens.unscale
@@ -273,7 +274,7 @@ def exact_product(tokens: Tokens, vector: Tensor) -> Tensor:
     moved, first = torch.zeros_like(total), 0
     for x, g in tokens.pairs():
         own = vector.narrow(0, first, len(x)).unsqueeze(1)
-        moved.addmm_(g.t(), x * own)
+        torch.addmm(moved, g.t(), x * own, out=moved)
         first += len(x)
     for rows in _blocks(total) if tokens.sliceable else [slice(0, len(total))]:
         block = slice(rows.start, rows.stop)

@@ -1,0 +1,121 @@
+"""A small language model, the text it is trained on, and per-token problems captured on the way."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from _capture import Moment, record
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW, Optimizer
+
+from primum.recipe import Primum
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is trained: a vocabulary (up to 256: characters), and sizes."""
+
+    vocabulary: int
+    width: int
+    sequences: int
+    positions: int
+    steps: int
+
+
+SETTINGS = (
+    Setting(100, 96, 16, 64, 600),
+    Setting(4096, 96, 12, 64, 600),
+    Setting(32_000, 64, 8, 64, 300),
+)
+RATES = {"sgd": 0.1, "adamw": 4e-3}
+
+
+def read_text(path: Path | None) -> str:
+    """A text file; by default the language reference that every Python has. Verse numbers go."""
+    if path is None:
+        from pydoc_data.topics import topics  # type: ignore[import-untyped]
+
+        return "\n".join(topics.values())
+    return re.sub(r"^[1-3]?[A-Z][a-z]*\d+:\d+ ", "", path.read_text(), flags=re.MULTILINE)
+
+
+def numbered(text: str, vocabulary: int) -> Tensor:
+    """The text's characters or words, by rank of frequency; what is rarer shares the last number.
+
+    Up to 8,192 words are split from punctuation; beyond, words are what blanks separate.
+    """
+    pieces = list(text) if vocabulary <= 256 else re.findall(r"\w+|[^\w\s]", text)
+    if vocabulary > 8192:
+        pieces = text.split()
+    ranks = {piece: i for i, (piece, _) in enumerate(Counter(pieces).most_common(vocabulary - 1))}
+    return torch.tensor([ranks.get(piece, vocabulary - 1) for piece in pieces])
+
+
+class LanguageModel(nn.Module):
+    """A decoder-only transformer whose head sees tokens in one row: [B, T] -> [B * T, words]."""
+
+    def __init__(self, words: int, width: int, positions: int, layers: int = 2, heads: int = 4):
+        super().__init__()
+        self.embed = nn.Embedding(words, width)
+        self.position = nn.Parameter(0.02 * torch.randn(positions, width))
+        layer = nn.TransformerEncoderLayer(
+            width, heads, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True
+        )
+        self.blocks = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, words, bias=False)
+        for weight in (self.embed.weight, self.head.weight):
+            nn.init.normal_(weight, std=0.02)
+        mask = nn.Transformer.generate_square_subsequent_mask(positions)
+        self.register_buffer("mask", mask, persistent=False)
+
+    def forward(self, words: Tensor) -> Tensor:
+        hidden = self.embed(words) + self.position
+        hidden = self.blocks(hidden, mask=self.mask, is_causal=True)
+        logits: Tensor = self.head(self.norm(hidden).flatten(0, 1))
+        return logits
+
+
+def optimizer_of(kind: str, model: nn.Module) -> Optimizer:
+    if kind == "sgd":
+        return SGD(model.parameters(), lr=RATES[kind], momentum=0.9)
+    return AdamW(model.parameters(), lr=RATES[kind])
+
+
+def batches(
+    words: Tensor, setting: Setting, steps: int, generator: torch.Generator
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Random pieces of the text [B, T], and the words that follow [B * T]."""
+    for _ in range(steps):
+        starts = torch.randint(
+            len(words) - setting.positions - 1, (setting.sequences,), generator=generator
+        )
+        rows = torch.stack([words[s : s + setting.positions + 1] for s in starts.tolist()])
+        yield rows[:, :-1], rows[:, 1:].flatten()
+
+
+def captured(kind: str, words: Tensor, setting: Setting, steps: int, at: list[int]) -> list[Moment]:
+    """Problems of these steps of plain training, one sample per token."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = LanguageModel(setting.vocabulary, setting.width, setting.positions)
+    generator = torch.Generator().manual_seed(0)
+    run = record(
+        model,
+        optimizer_of(kind, model),
+        batches(words, setting, steps, generator),
+        steps,
+        at,
+        Primum(radius=0.0),
+    )
+    moments: list[Moment] = []
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "primum: computing sample weights takes")
+        for found in run:
+            moments = found
+    return moments

@@ -1,0 +1,466 @@
+"""Weights per token with a large vocabulary: cost and quality of the approximate Gram operator.
+
+    python benchmarks/tokens.py --text FILE     # all four parts, about half an hour
+    python benchmarks/tokens.py --parts operations memory
+
+quality      problems captured in plain training of small language models (vocabularies 100, 4,096
+             and 32,000; SGD with momentum and AdamW; early and late): harm that approximate weights
+             remove, measured by the exact Gram operator, over what the exact answer removes. The
+             library's form first, then what else was tried
+operations   of matrix products, counted by FlopCounterMode on tensors without values: added by the
+             weights, over N H (N tokens, H entries of the head); and as a share of a GPT's step
+memory       peak of a training step of a head of 32,000 x 768 in a process of its own (VmHWM), less
+             what it had before the first large step
+time         a small model, steps in turn: plain, approximate, exact
+
+The text is any plain text file; without one, the language reference that comes with Python.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from _capture import Moment, without_folders
+from _common import (
+    RESULTS,
+    describe,
+    environment,
+    finish,
+    markdown_table,
+    median,
+    positive,
+    ratio_of_medians,
+    take_turns,
+    text_table,
+    use_threads,
+    write_json,
+    write_text,
+)
+from _sketches import (
+    Judge,
+    Score,
+    alternating,
+    by_features,
+    count_sketch,
+    folded,
+    geometric_means,
+    largest_apart,
+    of_squares,
+    operator,
+    plain_means,
+    product,
+    random_matrix,
+    scaled,
+    true_norms,
+)
+from _text import (
+    SETTINGS,
+    LanguageModel,
+    Setting,
+    batches,
+    captured,
+    numbered,
+    optimizer_of,
+    read_text,
+)
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW, Optimizer
+from torch.utils.flop_counter import FlopCounterMode
+
+import primum
+from primum.pipeline import Captured, weigh
+from primum.recipe import Primum
+from primum.sketch import WIDTH
+
+PARTS = ("quality", "operations", "memory", "time")
+OPTIMIZERS = ("sgd", "adamw")
+
+# layers, width, vocabulary; sequences of 1,024 tokens
+GPTS = {
+    "124M": (12, 768, 12, 50_257),
+    "124M, 32,000 words": (12, 768, 12, 32_000),
+    "350M": (24, 1024, 16, 50_257),
+    "1.3B": (24, 2048, 32, 50_257),
+}
+
+
+# --- quality --------------------------------------------------------------------------------------
+
+
+def variants(moment: Moment, width: int) -> dict[str, Callable[[Judge], Tensor]]:
+    """Extra weights of everything that is compared on one problem, by name."""
+    whole = scaled(moment, by_features)
+
+    def of(rows: Tensor, features: Tensor) -> Callable[[Judge], Tensor]:
+        return lambda judge: judge.weights(operator((rows, features)))
+
+    def at_risk(share: float) -> Callable[[Judge], Tensor]:
+        chosen = moment.drift.topk(int(share * len(moment.drift))).indices
+        return lambda judge: judge.weights(product(moment, width), chosen)
+
+    found: dict[str, Callable[[Judge], Tensor]] = {
+        "library": lambda judge: judge.weights(product(moment, width))
+    }
+    for share in (0.5, 0.25):
+        found[f"library, {share:.0%} of the tokens, by drift"] = at_risk(share)
+    for groups in (2, 4):
+        found[f"library, tokens in {groups} groups"] = lambda judge, groups=groups: judge.weights(
+            product(moment, width), groups=groups
+        )
+    for times in (0.25, 0.5, 2.0):
+        other = int(times * width)
+        found[f"library, width x {times:g}"] = lambda judge, other=other: judge.weights(
+            product(moment, other)
+        )
+    sketches = (folded, true_norms, random_matrix, count_sketch, largest_apart)
+    for each in sketches:
+        name = each.__name__.replace("_", " ")
+        found[f"gain by features, {name}"] = of(each(whole[0], width), whole[1])
+    if moment.update.gain is not None and isinstance(moment.update.gain, Tensor):
+        for fit in (plain_means, geometric_means, of_squares, alternating, by_features):
+            name = fit.__name__.replace("_", " ")
+            found[f"gain {name}, no sketch"] = of(*scaled(moment, fit))
+    return found
+
+
+def quality(text: str, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Scores of every variant on every captured problem."""
+    rows = []
+    for setting in args.settings:
+        words = numbered(text, setting.vocabulary)
+        steps = args.steps or setting.steps
+        early = sorted({max(2, steps // 30), max(3, steps // 15), max(4, steps // 8)})
+        late = sorted({steps - max(1, steps // 8), steps - max(1, steps // 15), steps})
+        for kind in OPTIMIZERS:
+            for moment in captured(kind, words, setting, steps, early + late):
+                if not float(moment.drift.clamp_min(0).sum()) > 0:
+                    print(f"{setting.vocabulary} {kind} step {moment.number}: no harm")
+                    continue
+                judge = Judge(moment)
+                where = {
+                    "vocabulary": setting.vocabulary,
+                    "optimizer": kind,
+                    "step": moment.number,
+                    "when": "early" if moment.number in early else "late",
+                    "exact": judge.share,
+                }
+                width = min(WIDTH, setting.vocabulary // 2)
+                scores: dict[str, Score] = {}
+                for name, weights in variants(moment, width).items():
+                    scores[name] = judge.score(weights(judge))
+                    rows.append(where | {"width": width, "variant": name} | asdict(scores[name]))
+                found = scores["library"]
+                print(
+                    f"{setting.vocabulary} {kind} step {moment.number}: exact removes "
+                    f"{judge.share:.1%} of the harm, the library's {found.removed:.1%} of that",
+                    flush=True,
+                )
+    return rows
+
+
+def _mean(rows: list[dict[str, Any]], key: str) -> float:
+    return sum(row[key] for row in rows) / len(rows)
+
+
+def quality_tables(rows: list[dict[str, Any]]) -> dict[str, tuple[list[str], list[list[str]]]]:
+    ours = [row for row in rows if row["variant"] == "library"]
+    lines = []
+    cases = dict.fromkeys((row["vocabulary"], row["optimizer"], row["when"]) for row in ours)
+    for case in cases:
+        some = [r for r in ours if (r["vocabulary"], r["optimizer"], r["when"]) == case]
+        vocabulary, kind, when = case
+        name = f"{vocabulary:,}" + (", forced" if vocabulary <= WIDTH else "")
+        lines.append([name, kind, when, str(some[0]["width"]), str(len(some)), *_figures(some)])
+    header = ["vocabulary", "optimizer", "when", "k", "problems", "exact removes", "library, of it"]
+    header += ["worst", "scaled to the radius", "length / radius", "longest"]
+    large = [row for row in rows if row["vocabulary"] > WIDTH]
+    names = dict.fromkeys(row["variant"] for row in large)
+    others = []
+    for name in names:
+        line = [name]
+        for kind in OPTIMIZERS:
+            some = [r for r in large if r["variant"] == name and r["optimizer"] == kind]
+            line += _figures(some)[1:] if some else [""] * 5
+        others.append(line)
+    titles = ["of exact", "worst", "scaled", "length", "longest"]
+    return {
+        "quality": (header, lines),
+        "alternatives": (["variant", *(f"{k}: {t}" for k in OPTIMIZERS for t in titles)], others),
+    }
+
+
+def _figures(rows: list[dict[str, Any]]) -> list[str]:
+    return [
+        f"{_mean(rows, 'exact'):.1%}",
+        f"{_mean(rows, 'removed'):.1%}",
+        f"{min(row['removed'] for row in rows):.1%}",
+        f"{_mean(rows, 'feasible'):.1%}",
+        f"{_mean(rows, 'length'):.2f}",
+        f"{max(row['length'] for row in rows):.2f}",
+    ]
+
+
+# --- operations -----------------------------------------------------------------------------------
+
+
+def counter() -> FlopCounterMode:
+    """In-place products are counted, too; torch's own table leaves them out."""
+
+    def inplace(_: Any, one: Any, other: Any, **__: Any) -> int:
+        return 2 * one[0] * one[1] * other[1]
+
+    return FlopCounterMode(display=False, custom_mapping={torch.ops.aten.addmm_: inplace})
+
+
+def owner_of(kind: str, weight: Tensor) -> Optimizer:
+    """An optimizer in the midst of training, whatever the values."""
+    optimizer: Optimizer = SGD([weight], 0.1, 0.9) if kind == "sgd" else AdamW([weight])
+    if kind == "sgd":
+        optimizer.state[weight] = {"momentum_buffer": torch.empty_like(weight)}
+    else:
+        moments = {name: torch.empty_like(weight) for name in ("exp_avg", "exp_avg_sq")}
+        optimizer.state[weight] = {"step": torch.tensor(3.0, device="cpu"), **moments}
+    return optimizer
+
+
+def added(kind: str, tokens: int, width: int, words: int, *, exact: bool) -> tuple[int, bool]:
+    """Operations that weighing adds to a step, with all iterations; whether it approximates."""
+    with torch.device("meta"), torch.no_grad(), counter() as count:
+        head = nn.Linear(width, words, bias=False)
+        owners = {"weight": owner_of(kind, head.weight)}
+        arrived = Captured(torch.empty(tokens, width), torch.empty(tokens, words), tokens=True)
+        _, solution = weigh(head, owners, arrived, Primum(radius=0.1, exact=exact))
+    return count.get_total_flops(), solution.approximation is not None
+
+
+def step_of(layers: int, width: int, heads: int, words: int, sequences: int) -> int:
+    """Operations of forward and backward of a GPT."""
+    with torch.device("meta"), counter() as count:
+        model = LanguageModel(words, width, 1024, layers, heads)
+        F.cross_entropy(
+            model(torch.zeros(sequences, 1024, dtype=torch.int64)),
+            torch.zeros(sequences * 1024, dtype=torch.int64),
+        ).backward()
+    return count.get_total_flops()
+
+
+def operations(_: str, args: argparse.Namespace) -> list[dict[str, Any]]:
+    rows = []
+    for width, words in ((768, 32_000), (96, 4096), (768, 50_257), (2048, 50_257)):
+        for tokens in args.tokens:
+            for kind in OPTIMIZERS:
+                head = tokens * width * words
+                ours, approximate = added(kind, tokens, width, words, exact=False)
+                exact, _approximate = added(kind, tokens, width, words, exact=True)
+                rows.append(
+                    {
+                        "head": f"{width} x {words:,}",
+                        "tokens": tokens,
+                        "optimizer": kind,
+                        "approximate": approximate,
+                        "added": ours / head,
+                        "exact": exact / head,
+                    }
+                )
+    for name, (layers, width, heads, words) in GPTS.items():
+        whole = step_of(layers, width, heads, words, 8)
+        for kind in OPTIMIZERS:
+            ours, _approximate = added(kind, 8 * 1024, width, words, exact=False)
+            exact, _approximate = added(kind, 8 * 1024, width, words, exact=True)
+            figures = {"step": whole / 8192, "share": ours / whole, "exact_share": exact / whole}
+            rows.append({"gpt": name, "optimizer": kind, "head": f"{width} x {words:,}"} | figures)
+    return rows
+
+
+def operations_tables(rows: list[dict[str, Any]]) -> dict[str, tuple[list[str], list[list[str]]]]:
+    heads = [
+        [
+            row["head"],
+            f"{row['tokens']:,}",
+            row["optimizer"],
+            "yes" if row["approximate"] else "no",
+            f"{row['added']:.2f}",
+            f"{row['exact']:.2f}",
+        ]
+        for row in rows
+        if "gpt" not in row
+    ]
+    gpts = [
+        [
+            row["gpt"],
+            row["head"],
+            row["optimizer"],
+            f"{row['step'] / 1e6:,.0f}",
+            f"{row['share']:.1%}",
+            f"{row['exact_share']:.1%}",
+        ]
+        for row in rows
+        if "gpt" in row
+    ]
+    by_head = ["head", "tokens", "optimizer", "approximate", "added / N H", "exact=True / N H"]
+    by_gpt = ["GPT", "head", "optimizer", "million operations per token"]
+    return {
+        "operations": (by_head, heads),
+        "gpts": ([*by_gpt, "added", "added, exact=True"], gpts),
+    }
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+def memory(_: str, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """By `_tokens_memory.py`, in processes that give memory back at once."""
+    frugal = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+    rows = []
+    for kind in OPTIMIZERS:
+        for sequences in args.sequences:
+            peaks = {}
+            for arm in ("plain", "primum"):
+                run = subprocess.run(
+                    [
+                        sys.executable,
+                        str(Path(__file__).with_name("_tokens_memory.py")),
+                        kind,
+                        arm,
+                        str(sequences),
+                    ],
+                    capture_output=True,
+                    text=True,
+                    check=True,
+                    env=os.environ | frugal,
+                )
+                start, peak = map(int, run.stdout.split())
+                peaks[arm] = {"peak": peak / 1024, "rise": (peak - start) / 1024}
+            rows.append({"optimizer": kind, "tokens": 128 * sequences} | peaks)
+            print(rows[-1], flush=True)
+    return rows
+
+
+def memory_tables(rows: list[dict[str, Any]]) -> dict[str, tuple[list[str], list[list[str]]]]:
+    lines = []
+    for row in rows:
+        one, two = row["plain"], row["primum"]
+        lines.append(
+            [
+                row["optimizer"],
+                f"{row['tokens']:,}",
+                f"{one['peak']:.0f}",
+                f"{two['peak']:.0f}",
+                f"{two['peak'] / one['peak'] - 1:+.1%}",
+                f"{two['rise'] / one['rise'] - 1:+.1%}",
+            ]
+        )
+    header = ["optimizer", "tokens", "plain MiB", "with weights MiB", "of the peak"]
+    return {"memory": ([*header, "of the peak above the start"], lines)}
+
+
+# --- time -----------------------------------------------------------------------------------------
+
+
+def seconds(text: str, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Steps of a small model with a large vocabulary, arms in turn, one thread."""
+    setting = Setting(32_000, 256, 4, 128, 0) if args.steps is None else args.settings[-1]
+    words, rows = numbered(text, setting.vocabulary), []
+    for kind in OPTIMIZERS:
+        arms = {}
+        for arm in ("plain", "approximate", "exact"):
+            torch.manual_seed(0)
+            model = LanguageModel(setting.vocabulary, setting.width, setting.positions, 4)
+            optimizer = optimizer_of(kind, model)
+            if arm != "plain":
+                primum.attach(model, optimizer, per="token", radius=0.1, exact=arm == "exact")
+            endless = batches(words, setting, 10**6, torch.Generator().manual_seed(0))
+
+            def step(
+                model: nn.Module = model, optimizer: Optimizer = optimizer, data: Any = endless
+            ) -> None:
+                inputs, labels = next(data)
+                optimizer.zero_grad()
+                F.cross_entropy(model(inputs), labels).backward()
+                optimizer.step()
+
+            for _ in range(3):
+                step()
+            arms[arm] = step
+        times = take_turns(list(arms.values()), args.seconds, 40, 5)
+        found = dict(zip(arms, times, strict=True))
+        ratios = {
+            arm: ratio_of_medians(found[arm], found["plain"]) for arm in ("approximate", "exact")
+        }
+        medians = {arm: 1e3 * median(found[arm]) for arm in arms}
+        about = {"optimizer": kind, "tokens": setting.sequences * setting.positions}
+        rows.append(about | {"rounds": len(times[0]), "ms": medians, "ratios": ratios})
+        print(rows[-1], flush=True)
+    return rows
+
+
+def seconds_tables(rows: list[dict[str, Any]]) -> dict[str, tuple[list[str], list[list[str]]]]:
+    lines = []
+    for row in rows:
+        line = [row["optimizer"], str(row["rounds"]), f"{row['ms']['plain']:.0f}"]
+        for arm in ("approximate", "exact"):
+            ratio, low, high = row["ratios"][arm]
+            line.append(f"{ratio:.2f} ({low:.2f} to {high:.2f})")
+        lines.append(line)
+    header = ["optimizer", "rounds", "plain ms per step", "with weights / plain"]
+    return {"time": ([*header, "exact=True / plain"], lines)}
+
+
+# --- all ------------------------------------------------------------------------------------------
+
+RUNS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "quality": (quality, quality_tables),
+    "operations": (operations, operations_tables),
+    "memory": (memory, memory_tables),
+    "time": (seconds, seconds_tables),
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--text", type=Path, help="a plain text file")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
+    parser.add_argument("--vocabularies", nargs="+", type=positive, help="only these")
+    parser.add_argument("--steps", type=positive, help="of training, for a quick look")
+    parser.add_argument("--tokens", nargs="+", type=positive, default=[256, 1024, 4096, 16_384])
+    parser.add_argument("--sequences", nargs="+", type=positive, default=[1, 2, 8, 16])
+    parser.add_argument("--seconds", type=float, default=120.0, help="for each row of `time`")
+    parser.add_argument("--out", type=Path, default=RESULTS / "tokens.json")
+    args = parser.parse_args(argv)
+    args.settings = [
+        each
+        for each in SETTINGS
+        if args.vocabularies is None or each.vocabulary in args.vocabularies
+    ]
+    begin = perf_counter()
+    with use_threads(1):
+        about = environment("tokens.py", without_folders(argv))
+        text = read_text(args.text)
+        results = {part: RUNS[part][0](text, args) for part in args.parts}
+    finish(about, perf_counter() - begin)
+    pages = []
+    for part, rows in results.items():
+        for name, (header, lines) in RUNS[part][1](rows).items():
+            print(f"\n{name}\n{text_table(header, lines)}")
+            pages.append(f"### {name}\n\n{markdown_table(header, lines)}")
+    print("\n" + describe(about))
+    write_json(args.out, {"environment": about, "results": results})
+    written = "\n\n".join([*pages, f"`{about['command']}`: {describe(about)}"]) + "\n"
+    write_text(args.out.with_suffix(".md"), written)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
