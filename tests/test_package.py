@@ -28,7 +28,7 @@ ORDER = [
     ["solve"],
     ["report", "recipe"],
     ["pipeline", "summary"],
-    ["distributed", "skips"],
+    ["distributed", "skips", "positions"],
     ["weighing"],
     ["reducer"],
     ["attach"],

@@ -15,11 +15,12 @@ from torch.optim import Optimizer
 from primum.capture import Listener, Pass, rows_of
 from primum.compat import eager, parameter
 from primum.output_check import OutputCheck
+from primum.positions import Features
 from primum.ranks import Ranks
 from primum.recipe import Recipe
 from primum.report import StepReport
 from primum.summary import summary_of
-from primum.weighing import Features, Options, Weighing
+from primum.weighing import Options, Weighing
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -100,7 +101,7 @@ class Reducer(Weighing):
         return (
             f"Reducer(head={self.head_name!r}{shape}, optimizer={type(self.optimizer).__name__}, "
             f"recipe={recipe.name!r}{', ' * bool(settings)}{', '.join(settings)}, "
-            f"per={self._per!r}, apply={self._apply}, {state}, steps={self._monitor.steps}, "
+            f"per={str(self._per)!r}, apply={self._apply}, {state}, steps={self._monitor.steps}, "
             f"fallbacks={self._monitor.fallbacks.value.tolist()})"  # SYNC: asked for
         )
 
@@ -158,6 +159,7 @@ class Reducer(Weighing):
             "fallbacks": self._monitor.fallbacks.value.clone(),
             "factor": self._rescale.state(),
             "recipe_state": self._recipe.state_dict(),
+            "per": str(self._per),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -169,6 +171,7 @@ class Reducer(Weighing):
                 f"this state was saved with recipe={state['recipe']!r}, "
                 f"but the Reducer runs recipe={self._recipe.name!r}"
             )
+        self._recipe = self._per.load(state.get("per"), self._recipe)
         self._recipe.load_state_dict(state["recipe_state"])
         self._monitor.fallbacks.load(state["fallbacks"])
         self._rescale.load(state.get("factor"), self._monitor.fallbacks.value.device)
@@ -186,12 +189,13 @@ class Reducer(Weighing):
         compiled model the plain mean comes back, and the hook weighs it in the backward pass.
 
         Args:
-            losses: One loss per sample (`reduction="none"`). [B]; per token [B, T] or [B * T].
+            losses: One loss per sample (`reduction="none"`). [B]; per token [B, T] or [B * T]: with
+                `per="auto"`, the shape of the first losses decides.
         """
-        if losses.dim() != 1 and self._per == "sample":
+        if losses.dim() != 1 and str(self._per) == "sample":
             raise ValueError(
                 f"losses must have one entry per sample, shape [B], got {list(losses.shape)}; "
-                'compute them with reduction="none"'
+                'compute them with reduction="none", or pass per="token" to attach'
             )
         mean = losses.mean()
         if not (self._active() and mean.requires_grad):
@@ -208,15 +212,16 @@ class Reducer(Weighing):
         first = next(iter(passes))
         if not first.weighed:
             gradients = torch.autograd.grad(mean, list(passes.values()), retain_graph=True)
+            per = self._per.of_losses(losses, gradients[0])
             for gradient in gradients:
-                if rows_of(gradient, self._per) != losses.numel():
+                if rows_of(gradient, per) != losses.numel():
                     raise ValueError(
-                        f"the head saw {rows_of(gradient, self._per)} {self._per}s, "
+                        f"the head saw {rows_of(gradient, per)} {per}s, "
                         f"but there are {losses.numel()} losses"
                     )
             features = [each.features for each in passes]
             training = all(each.training for each in passes)
-            weighted = self._weigh(gradients, features, training, first.ranks, explicit=True)
+            weighted = self._weigh(gradients, features, training, first.ranks, explicit=per)
             extra_weights, report = None, self._last
             if weighted is not None and report is not None:
                 extra_weights = report.extra_weights[report.own]
