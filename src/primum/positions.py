@@ -11,7 +11,6 @@ from torch import Tensor
 
 from primum.capture import rows_of, samples
 from primum.pipeline import Captured
-from primum.ranks import Vote
 from primum.recipe import Primum, Recipe
 
 Features = Callable[[], Tensor]  # the head's input, which may be gone
@@ -29,7 +28,7 @@ class Per:
     """Whether samples or tokens are weighed: as asked or, under "auto", as the first pass shows.
 
     Tokens where the head's input is [B, T, d] and the loss has one term per position (see
-    `count_terms`), samples elsewhere. Inputs [B, 1, d] and gradients that are zero or not finite
+    `seen_in`), samples elsewhere. Inputs [B, 1, d] and gradients that are zero or not finite
     leave the question open: there is nothing to tell samples from tokens.
 
     Args:
@@ -40,8 +39,6 @@ class Per:
     Attributes:
         now: "sample" or "token": what applies in this pass.
         settled: Whether that is final.
-        vote: What this rank knows in this pass: 0 if open, else the index of `now` in `CHOICES`;
-            the sequences that have a loss; the terms of that loss.
     """
 
     def __init__(self, asked: str, name: str, *, radius_follows: bool = False) -> None:
@@ -49,9 +46,17 @@ class Per:
             raise ValueError(f'per must be "auto", "sample" or "token", got {asked!r}')
         self.now = "sample" if asked == "auto" else asked
         self.settled = asked != "auto"
-        self.vote: Vote = self._own()
+        self._seen = 0
         self._asked, self._name, self._shape = asked, name, torch.Size()
         self._radius_follows = radius_follows
+
+    @property
+    def vote(self) -> int:
+        """What this rank knows: 0 nothing, 1 or 2 that it sees samples or tokens, 3 or 4 that this
+        was decided before.
+        """
+        known = CHOICES.index(self.now) if self.settled else 0
+        return known + 2 if known else self._seen
 
     def __str__(self) -> str:
         return self.now if self.settled else "auto"
@@ -61,36 +66,33 @@ class Per:
         if self.settled:
             return self.now
         by_sample = losses.dim() == 1 and len(losses) == rows_of(gradient, "sample")
-        return "sample" if by_sample else "token"
+        return "sample" if by_sample or gradient.dim() < 3 else "token"
 
     def look(self, gradients: Sequence[Tensor], given: str | None = None) -> None:
         """Make this rank's vote, from the gradients at the head's output or as `given`.
 
         Waits for the device, in the one pass that decides.
         """
-        self.vote, first = self._own(), gradients[0]
+        self._seen, first = 0, gradients[0]
         if self.settled:
             return
         self._shape = first.shape[:-1]
-        if given is not None:
-            self.vote = 0, 1, 1 + (given == "token")
-        elif first.dim() != 3:
-            self.vote = 0, 1, 1
-        elif first.shape[1] > 1:
-            self.vote = 0, *count_terms(first)
+        if given is None:
+            given = seen_in(first) if first.dim() == 3 else "sample"
+        self._seen = CHOICES.index(given or "auto")
 
-    def settle(self, votes: Sequence[Vote], recipe: Recipe, *, said: bool) -> Recipe:
+    def settle(self, votes: Sequence[int], recipe: Recipe, *, said: bool) -> Recipe:
         """Decide from the votes of all ranks, the same on each. Returns the recipe to use.
 
-        A rank that has decided, as one that ran alone before, is followed.
+        A rank that has decided, as one that ran alone before, is followed; otherwise tokens are
+        weighed if any rank sees them.
         """
-        known = [CHOICES[code] for code, _, _ in votes if code]
-        sequences, terms = (sum(each[i] for each in votes) for i in (1, 2))
-        if self._asked != "auto" or not (known or sequences):
+        decided = [vote - 2 for vote in votes if vote > 2]
+        chosen = decided[0] if decided else max(votes)
+        if self._asked != "auto" or chosen == 0:
             return recipe
-        before = str(self)
-        self.now = known[0] if known else "token" if terms > sequences else "sample"
-        self.settled = True
+        before, self._seen = str(self), 0
+        self.now, self.settled = CHOICES[chosen], True
         if self.now == before:
             return recipe
         if self._radius_follows and isinstance(recipe, Primum):
@@ -103,7 +105,7 @@ class Per:
         """Take over the decision of a saved run. Returns the recipe to use."""
         if saved not in RADIUS:
             return recipe
-        return self.settle([(CHOICES.index(saved), 0, 0)], recipe, said=False)
+        return self.settle([CHOICES.index(saved) + 2], recipe, said=False)
 
     def regrouped(
         self, captured: Captured, gradients: Sequence[Tensor], features: Sequence[Features]
@@ -128,21 +130,18 @@ class Per:
                 *(how, self._name, list(self._shape)),
             )
 
-    def _own(self) -> Vote:
-        return CHOICES.index(self.now) if self.settled else 0, 0, 0
 
+def seen_in(gradient: Tensor) -> str | None:
+    """Whether the loss has a term for each "sample" or "token", as its gradient shows. [B, T, d].
 
-def count_terms(gradient: Tensor) -> tuple[int, int]:
-    """Sequences that have a loss, and the terms of it, as the gradient shows. [B, T, d_out].
-
-    One term per sequence where at most one position counts for each output (a picked position, a
-    maximum over positions), where all rows of a sequence are alike (logits averaged over
-    positions), and where they sum to zero (a softmax over positions, as for the start of an
-    answer). Otherwise one per row that is not zero. (0, 0) if nothing is known: all zero, not
-    finite, or no values to read.
+    One term per sample where at most one position counts for each output (a picked position, a
+    maximum over positions), where all rows of a sample are alike (logits averaged over positions),
+    and where they sum to zero (a softmax over positions, as for the start of an answer). Otherwise
+    one per token: more than one row that is not zero, in the mean, is enough, as positions may be
+    ignored or masked. None if nothing can be said: one position, all zero, not finite, no values.
     """
-    if type(gradient) is not Tensor:
-        return 0, 0
+    if type(gradient) is not Tensor or gradient.shape[1] < 2 or gradient.numel() == 0:
+        return None
     rows, width = gradient.shape[:-1].numel(), gradient.shape[-1]
     lowest, highest = gradient.aminmax()
     scale = torch.maximum(highest.abs(), lowest.abs()).float()
@@ -161,11 +160,8 @@ def count_terms(gradient: Tensor) -> tuple[int, int]:
         entries, columns = entries + hits.sum(), columns + (hits > 0).sum()
         plain = plain + block.sum(1).square_().sum()
         alike = alike + (block * each.unsqueeze(-1)).sum(1).square_().sum()
-    lengths = counts.sum(1)
-    most = (lengths * (each.square() * squares).sum(1)).sum()
+    most = (counts.sum(1) * (each.square() * squares).sum(1)).sum()
     per_position = (entries > columns) & (alike < SAME * most) & (plain > NONE * squares.sum())
     known = scale.isfinite() & (scale > 0)
-    sequences, found = (lengths > 0).sum() * known, lengths.sum() * known
-    figures = torch.stack((sequences, torch.where(per_position, found, sequences)))
-    with_loss, terms = figures.tolist()  # SYNC: once, in the pass that decides
-    return with_loss, terms
+    verdict = int(torch.where(known, per_position + 1, 0))  # SYNC: once, to decide
+    return CHOICES[verdict] if verdict else None

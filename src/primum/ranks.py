@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -15,8 +15,6 @@ from torch import Tensor, nn
 from primum.compat import joins, knows_running_wrapper, running_wrapper
 
 Result = TypeVar("Result")
-
-Vote: TypeAlias = tuple[int, int, int]  # On what is weighed; see `positions.py`.
 
 # Newer versions of torch have it under the first name, and warn about the second.
 _all_gather: Any = getattr(dist, "all_gather_single", getattr(dist, "all_gather_into_tensor", None))
@@ -210,9 +208,9 @@ class Meeting:
 
 
 def meet(
-    ranks: Ranks, features: Tensor | None, before: bool, vote: Vote = (0, 0, 0)
-) -> tuple[Meeting | None, list[Vote]]:
-    """Exchange what each rank has, and how each votes on `per="auto"`.
+    ranks: Ranks, features: Tensor | None, before: bool, vote: int = 0
+) -> tuple[Meeting | None, list[int]]:
+    """Exchange what each rank has, and how each votes on `per="auto"` (see `positions.py`).
 
     The meeting is None if any of them, this one included, has nothing to weigh. Every rank calls
     this, in every backward pass through the head, whatever has happened to it.
@@ -221,14 +219,14 @@ def meet(
     if features is not None:
         rows, kind = len(features), features.dim()
         positions = features.shape[1] if kind == 3 else 0
-    table = ranks.exchange([features is not None, rows, positions, kind, before, *vote])
-    votes: list[Vote] = [(row[5], row[6], row[7]) for row in table]
+    table = ranks.exchange([features is not None, rows, positions, kind, before + 2 * vote])
+    votes = [row[4] // 2 for row in table]
     if not all(row[0] for row in table) or len({row[3] for row in table}) > 1:
         return None, votes
     meeting = Meeting(
         counts=tuple(row[1] for row in table),
         positions=max(row[2] for row in table),
-        before=any(row[4] for row in table),
+        before=any(row[4] % 2 for row in table),
         rank=ranks.rank,
         lengths=tuple(row[2] for row in table),
     )

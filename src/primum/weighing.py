@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from primum.capture import Pass, reweight, rows_of, samples
 from primum.compat import backward_id, no_autocast, parameter
-from primum.distributed import choose_way, weigh_together
+from primum.distributed import WHY_APART, choose_way, weigh_together
 from primum.monitor import Monitor, Plain
 from primum.pipeline import Captured, weigh
 from primum.positions import Features, Per
@@ -113,8 +113,12 @@ class Weighing:
                 return None
         if weighted is not None and self._last is not None:
             self._monitor.spend(time.perf_counter() - began)
-            if explicit is None and getattr(self._recipe, "radius", None) != 0:
-                self._monitor.weighed(self._last.objective, self._last.drift)
+            radius, last = getattr(self._recipe, "radius", None), self._last
+            if radius != 0:
+                sequences, per = gradients[0].dim() > 2, self._per.now
+                self._monitor.effect.add(last.extra_weights, last.drift, per, radius, sequences)
+            if explicit is None and radius != 0:
+                self._monitor.weighed(last.objective, last.drift)
         return weighted
 
     def _prepare(
@@ -272,13 +276,7 @@ class Weighing:
             params=params,
         )
         if way is None:
-            self._monitor.warn(
-                "dear",
-                "solving over all ranks would send more than a quarter of the gradient "
-                "all-reduce's traffic, or repeat too much work on each rank, so each rank solves "
-                'for its own samples; pass scope="global" to solve jointly anyway, or '
-                'scope="local" to silence this',
-            )
+            self._monitor.warn("dear", WHY_APART)
         return way
 
     def _fall_back(self, gradient: Tensor, error: Exception) -> None:
