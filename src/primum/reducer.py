@@ -108,9 +108,8 @@ class Reducer(Weighing):
     def summary(self) -> None:
         """Print, in five lines, what the weights did so far. Waits for the device.
 
-        The layer and its optimizer; the share of samples that the last steps harm with and without
-        the weights; the mean extra weight; the time added; fallbacks with their reasons. Says
-        plainly if nothing was weighed.
+        The layer and its optimizer; the share of samples, or tokens, that the last steps harm with
+        and without the weights; the mean extra weight; the time added; fallbacks and why.
         """
         print(self.summary_text())
 
@@ -124,6 +123,7 @@ class Reducer(Weighing):
         if listener is not None:
             listener.remove()
         self._monitor.remove()
+        self._rescale.remove()
         if self._output_check is not None:
             self._output_check.remove()
         self._listener = self._last = None
@@ -189,8 +189,8 @@ class Reducer(Weighing):
         compiled model the plain mean comes back, and the hook weighs it in the backward pass.
 
         Args:
-            losses: One loss per sample (`reduction="none"`). [B]; per token [B, T] or [B * T]: with
-                `per="auto"`, the shape of the first losses decides.
+            losses: One per sample (`reduction="none"`), [B], or per token, [B, T] or [B * T]; with
+                `per="auto"` the first decide.
         """
         if losses.dim() != 1 and str(self._per) == "sample":
             raise ValueError(

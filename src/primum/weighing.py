@@ -23,7 +23,7 @@ from primum.problem import Evidence, Solution
 from primum.ranks import Meeting, Ranks, Scope, meet
 from primum.recipe import Recipe
 from primum.report import StepReport
-from primum.rescale import Rescale
+from primum.rescale import Rescale, shared_weight
 from primum.skips import Skips
 from primum.update import has_gradients, uniform
 
@@ -62,7 +62,8 @@ class Weighing:
         self._head = weakref.ref(head)
         self._owners, self._recipe, self._scope = owners, recipe, options.scope
         self._apply, self._per = options.apply, options.per
-        self._rescale = Rescale(options.scaler, by_bias=owners.get("bias") is owners["weight"])
+        by_bias, shared = owners.get("bias") is owners["weight"], shared_weight(model, head)
+        self._rescale = Rescale(options.scaler, by_bias=by_bias, shared=shared)
         optimizer, after_step = owners["weight"], self._rescale.after_step
         self._monitor = Monitor(model, head, options.name, optimizer, after_step)
         self._backward: int | None = -1  # the backward pass of the last arrival
