@@ -142,18 +142,19 @@ def seen_in(gradient: Tensor) -> str | None:
     """
     if type(gradient) is not Tensor or gradient.shape[1] < 2 or gradient.numel() == 0:
         return None
-    rows, width = gradient.shape[:-1].numel(), gradient.shape[-1]
+    rows = gradient.shape[:-1].numel()
     lowest, highest = gradient.aminmax()
     scale = torch.maximum(highest.abs(), lowest.abs()).float()
     wide = torch.float32
     squares = torch.zeros(gradient.shape[:-1], dtype=wide, device=gradient.device)
     blocks = torch.split(gradient, max(1, BLOCK // rows), -1)
+    entries, columns, plain, alike, outputs = (torch.zeros_like(scale) for _ in range(5))
     for block in blocks:
         squares += (block.to(wide) / scale).square_().sum(-1)
+        outputs = outputs + (block != 0).flatten(0, 1).any(0).sum()
     counts = squares > 0
     # One output, or two in a softmax, have one direction: only equal rows are then alike.
-    each = torch.where(counts, squares.rsqrt(), 0.0) if width > 2 else counts.to(wide)
-    entries, columns, plain, alike = (torch.zeros_like(scale) for _ in range(4))
+    each = torch.where(counts, torch.where(outputs > 2, squares.rsqrt(), 1.0), 0.0)
     for block in blocks:
         block = block.to(wide) / scale
         hits = block.count_nonzero(1)
