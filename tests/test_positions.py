@@ -17,6 +17,7 @@ from loops import SGD, assert_close, batch, gradients, make, report_of, train
 from primum.paper import Paper, PaperSettings
 from primum.positions import BLOCK, Per, seen_in
 from primum.recipe import Primum
+from test_gpu_ready import SYNCS, Count
 
 ROWS, LENGTH, WIDTH, CLASSES = 6, 9, 5, 7
 FAR = torch.arange(ROWS)
@@ -132,6 +133,13 @@ class TestSeen:
         monkeypatch.setattr("primum.positions.BLOCK", 2 * ROWS * LENGTH)
         assert BLOCK > ROWS * LENGTH * CLASSES
         assert seen_in(gradient_of(loss)) == expected
+
+    def test_one_value_is_read(self) -> None:
+        """Once in a run: no more is asked of an accelerator."""
+        gradient = gradient_of(long_text)
+        with Count() as count:
+            seen_in(gradient)
+        assert len([each for each in count.names if each in SYNCS]) == 1
 
     @pytest.mark.parametrize("value", [0.0, torch.nan, torch.inf])
     def test_nothing_to_see(self, value: float) -> None:
