@@ -40,6 +40,8 @@ DEFAULTS: dict[str, Any] = {
     "way": None,  # "gather" or "sum" instead of the cheaper one
     "scope": "auto",
     "tokens": 0,  # positions of a sequence; by rank r, r more
+    "per": "auto",
+    "picked": False,  # in the first step one position alone has a loss on the first rank
     "clip": 0.0,
     "join": False,  # every rank one step less than the one before
     "trouble": None,
@@ -118,6 +120,8 @@ def together(
     if own["trouble"] and step == 5 and rank == own["trouble_rank"]:
         trouble(own["trouble"], model, inputs)
     losses = losses_of(model, inputs, labels) / own["micro_batches"]
+    if own["picked"] and step == rank == 0:
+        losses = F.cross_entropy(model(inputs)[:, 1], labels[:, 1], reduction="none")
     if own["trouble"] == "eval":
         model.train()
     (reducer(losses) if own["explicit"] else losses.mean()).backward()
@@ -153,8 +157,10 @@ def train(own: dict[str, Any], rank: int = 0, ranks: int = 1) -> dict[str, Any]:
     forward = torch.compile(net, backend="aot_eager") if own["compile"] else net
     scope = own["scope"] if ranks > 1 else "local"
     seen = model if own["inner"] else forward
-    settings = PRECISE if own["recipe"] == "primum" else {}  # one process may stop early otherwise
-    reducer = primum.attach(seen, optimizer, recipe=own["recipe"], scope=scope, **settings)
+    settings: dict[str, Any] = {"recipe": own["recipe"], "per": own["per"], "scope": scope}
+    if own["recipe"] == "primum":
+        settings |= PRECISE  # one process may stop early otherwise
+    reducer = primum.attach(seen, optimizer, **settings)
     reports: list[dict[str, Any]] = []
     with contextlib.ExitStack() as stack:
         caught = stack.enter_context(warnings.catch_warnings(record=True))
@@ -184,6 +190,7 @@ def train(own: dict[str, Any], rank: int = 0, ranks: int = 1) -> dict[str, Any]:
             figures: dict[str, Any] = report.as_dict()
             figures |= {"weights": report.extra_weights.tolist(), "drift": report.drift.tolist()}
             figures |= {"own": [report.own.start, report.own.stop], "reason": report.reason}
+            figures |= {"per": report.per, "radius": getattr(reducer._recipe, "radius", None)}
             reports.append(figures)
     made = reducer._scope.ranks() if ranks > 1 and not own["join"] else None
     return {

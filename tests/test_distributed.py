@@ -46,7 +46,8 @@ WIDE = {"dtype": "float64"}  # Twenty steps of training multiply rounding.
 LOOPS = {
     "no_sync": {"micro_batches": 3},
     "clipped": {"micro_batches": 2, "clip": 0.05, "optimizer": "AdamW"},
-    "sequences": {"tokens": 4},
+    "sequences": {"tokens": 4, "per": "sample"},
+    "tokens": {"tokens": 4},
     "no-bias": {"bias": False, "clip": 0.05},
     "by-hand": {"wrap": False, "scope": "global"},
 }
@@ -74,6 +75,11 @@ def all_runs() -> dict[str, dict[str, Any]]:
         runs[f"paper-{optimizer}"] = BATCHES["uneven"] | WIDE | kind | {"recipe": "paper"}
     for form, settings in FORMS.items():
         runs[form] = WIDE | {"steps": 5} | settings
+    tokens = BATCHES["uneven"] | {"tokens": 4, "steps": 3}
+    runs["tokens-compiled"] = tokens | {"compile": True}
+    runs["tokens-explicit"] = tokens | {"explicit": True}
+    runs["tokens-local"] = tokens | {"scope": "local"}
+    runs["tokens-on-one-rank"] = tokens | {"picked": True}
     runs["join"] = {"counts": [12, 12], "steps": 4, "join": True}
     runs["memory"] = {"way": "gather", "trouble": "memory", "steps": 8}
     runs["unseen"] = {"wrap": False, "steps": 2}
@@ -178,6 +184,26 @@ class TestOneProcess:
         for found in results[form]:
             assert found["bytes"] > 0
             assert_same(found, expected, 1e-8)
+
+    @pytest.mark.parametrize("name", ["tokens-compiled", "tokens-local", "tokens-on-one-rank"])
+    def test_all_ranks_decide_alike(self, results: Results, name: str) -> None:
+        """What is weighed, and so what is sent: also if only one of them sees tokens."""
+        for rank, found in enumerate(results[name]):
+            together = name != "tokens-local"
+            count = 12 * 4 + 7 * 5 if together else (12 * 4, 7 * 5)[rank]
+            for report in found["reports"]:
+                assert (report["per"], report["radius"]) == ("token", 0.1)
+                assert len(report["weights"]) == count
+                assert report["applied"] == 1
+                if together:
+                    assert report["own"] == [[0, 48], [48, 83]][rank]
+            assert found["warnings"] == []
+
+    def test_losses_of_the_explicit_form_decide(self, results: Results) -> None:
+        for found in results["tokens-explicit"]:
+            for report in found["reports"]:
+                assert (report["per"], report["radius"]) == ("sample", 0.2)
+                assert len(report["weights"]) == 12 + 7
 
     def test_local_is_each_ranks_own(self, results: Results) -> None:
         """No bytes, and at the first step the weights that a process gives its own samples."""

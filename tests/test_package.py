@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 
 # Imports never point up: a file may import those before it alone. Files on a line are one storey.
 ORDER = [
-    ["bypass", "rules", "warn", "widths"],
+    ["bypass", "effect", "rules", "warn", "widths"],
     ["compat"],
     ["hook", "find", "ranks", "steps", "rescale", "dryrun"],
     ["monitor"],
@@ -28,7 +28,7 @@ ORDER = [
     ["solve"],
     ["report", "recipe"],
     ["pipeline", "summary"],
-    ["distributed", "skips", "streamed"],
+    ["distributed", "skips", "streamed", "positions"],
     ["weighing", "blockwise", "fused_op"],
     ["fused"],
     ["reducer"],

@@ -194,7 +194,7 @@ class TestTokens:
         step = (after - before) / options["lr"]
         torch.testing.assert_close(report.drift, per_token @ step, rtol=1e-6, atol=1e-10)
         if kind is optim.SGD:
-            reach = 0.2 * step.norm()
+            reach = 0.1 * step.norm()  # the default for tokens
             expected = solve(Problem.dense(per_token @ per_token.t(), per_token @ step, reach))
             torch.testing.assert_close(report.objective, expected.objective, rtol=1e-6, atol=1e-12)
         other, _ = make(kind, options, bias=bias)
@@ -217,7 +217,7 @@ class TestTokens:
     def test_of_flat_inputs_they_are_the_samples(self) -> None:
         (one, first), (two, second) = make(), make()
         primum.attach(one, first)
-        primum.attach(two, second, per="token")
+        primum.attach(two, second, per="token", radius=0.2)
         for net in (one, two):
             torch.manual_seed(0)
             F.cross_entropy(net(torch.randn(9, 6).double()), torch.randint(4, (9,))).backward()
@@ -226,7 +226,7 @@ class TestTokens:
     @pytest.mark.parametrize("per", ["tokens", None, 1])
     def test_unknown(self, per: Any) -> None:
         model, optimizer = make()
-        with pytest.raises(ValueError, match='per must be "sample" or "token", got'):
+        with pytest.raises(ValueError, match='per must be "auto", "sample" or "token", got'):
             primum.attach(model, optimizer, per=per)
 
 

@@ -50,9 +50,9 @@ class TestRanks:
 
     def test_meet(self) -> None:
         ranks = Ranks(None)
-        assert meet(ranks, torch.empty(3, 4), False) == Meeting((3,), 0, False, 0)
-        assert meet(ranks, torch.empty(3, 5, 4), True) == Meeting((3,), 5, True, 0)
-        assert meet(ranks, None, False) is None  # trouble here
+        assert meet(ranks, torch.empty(3, 4), False) == (Meeting((3,), 0, False, 0), [0])
+        assert meet(ranks, torch.empty(3, 5, 4), True, 4) == (Meeting((3,), 5, True, 0), [4])
+        assert meet(ranks, None, False, 3) == (None, [3])  # trouble here
 
     def test_scope_of_one_rank_is_alone(self) -> None:
         model, _ = make()

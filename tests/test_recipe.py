@@ -26,7 +26,6 @@ NAN, INF = float("nan"), float("inf")
         ("radius", NAN, ValueError, "radius must be >= 0 and finite, got nan"),
         ("radius", INF, ValueError, "radius must be >= 0 and finite, got inf"),
         ("radius", "0.2", TypeError, "radius must be a number, got '0.2'"),
-        ("radius", None, TypeError, "radius must be a number, got None"),
         ("radius", True, TypeError, "radius must be a number, got True"),
         ("radius", 1j, TypeError, "radius must be a number, got 1j"),
         ("radius", torch.ones(2), TypeError, "radius must be a number, got tensor"),

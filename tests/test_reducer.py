@@ -121,7 +121,7 @@ def check_weighted_gradients(
 ) -> None:
     """Each step's gradients are those of the weighted loss on a copy, and the weights matter."""
     dtype = next(model.parameters()).dtype
-    reducer = primum.attach(model, optimizer)
+    reducer = primum.attach(model, optimizer, per="sample")
     most = 0.0
     for number in range(steps):
         inputs, labels = batch(number, *shape, dtype=dtype)
@@ -202,7 +202,7 @@ class TestWeightedGradients:
     def test_one_sample_stays_plain(self, shape: tuple[int, ...]) -> None:
         """Also without a batch dimension. Nothing to trade off: said once, and not counted."""
         model, optimizer = make()
-        reducer = primum.attach(model, optimizer)
+        reducer = primum.attach(model, optimizer, per="sample")
         for number in range(4):
             inputs, labels = batch(number, *shape)
             stir(optimizer)
@@ -316,7 +316,7 @@ class TestOracle:
     def test_sequences(self, kind: Any, options: Any) -> None:
         """A sample is a row of the first dimension; its gradient is a sum over positions."""
         model, optimizer = make(kind, options)
-        reducer = primum.attach(model, optimizer)
+        reducer = primum.attach(model, optimizer, per="sample")
         for number in range(4):
             inputs, labels = batch(number, 6, 5)
             optimizer.zero_grad()

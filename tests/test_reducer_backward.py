@@ -268,7 +268,7 @@ class TestOtherBackwards:
         torch.manual_seed(0)
         model = Tied().double()
         optimizer = optim.AdamW(model.parameters(), **ADAMW)
-        reducer = primum.attach(model, optimizer)
+        reducer = primum.attach(model, optimizer, per="sample")
         for _ in range(3):
             tokens = torch.randint(7, (6, 5))
             twin = copy.deepcopy(model)

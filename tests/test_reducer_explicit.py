@@ -16,7 +16,7 @@ class TestExplicitForm:
     @pytest.mark.parametrize("shape", [(24,), (6, 5), (2,)])
     def test_same_as_the_hook(self, kind: Any, options: Any, shape: tuple[int, ...]) -> None:
         hooked, explicit = make(kind, options), make(kind, options)
-        one, other = primum.attach(*hooked), primum.attach(*explicit)
+        one, other = (primum.attach(*each, per="sample") for each in (hooked, explicit))
         for number in range(5):
             inputs, labels = batch(number, *shape)
             for model, optimizer in (hooked, explicit):
@@ -124,7 +124,7 @@ class TestExplicitForm:
 
     @pytest.mark.parametrize("shape", [(), (4, 2), (1, 1)])
     def test_needs_one_loss_per_sample(self, shape: tuple[int, ...]) -> None:
-        reducer = primum.attach(*make())
+        reducer = primum.attach(*make(), per="sample")
         with pytest.raises(ValueError, match=r"shape \[B\], got .*reduction=\"none\""):
             reducer(torch.ones(shape))
 

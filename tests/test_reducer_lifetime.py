@@ -227,7 +227,7 @@ class TestMemory:
     ) -> None:
         """Neither the Gram matrix nor the head's input and gradient stay until the next step."""
         model, optimizer = make(kind, {"lr": 0.01})
-        reducer = primum.attach(model, optimizer, max_iters=3)
+        reducer = primum.attach(model, optimizer, max_iters=3, per="sample")
         inputs, labels = batch(0, *shape)
         F.cross_entropy(model(inputs).movedim(-1, 1), labels).backward()
         tensors: dict[int, Tensor] = {}

@@ -46,7 +46,7 @@ def test_multiplied_in_float32_and_rounded_once(
     head = nn.Linear(6, 4).to(dtype)
     optimizer = optim.SGD(head.parameters(), lr=0.1)
     weights = extra * torch.linspace(0.5, 1, 16)
-    reducer = primum.attach(head, optimizer, recipe=Fixed(weights))
+    reducer = primum.attach(head, optimizer, recipe=Fixed(weights), per="sample")
     inputs, _ = batch(0, *shape, dtype=dtype)
     outputs = head(inputs)
     handed_on: list[Tensor] = []

@@ -13,6 +13,7 @@ from primum.bypass import bypassed
 from primum.checks import check_head, check_order, grad_scaler, optimizers_in, owner_of
 from primum.find import find_head, given_head
 from primum.hook import hooked
+from primum.positions import RADIUS, Per
 from primum.ranks import Scope
 from primum.recipe import Primum, Recipe
 from primum.reducer import Reducer
@@ -25,14 +26,14 @@ def attach(
     optimizer: Optimizer | Iterable[Optimizer] | Any,
     *,
     head: nn.Linear | str | None = None,
-    radius: float = 0.2,
+    radius: float | None = None,
     max_extra_weight: float = 2.0,
     max_iters: int = 12,
     tolerance: float = 0.005,
     compile: bool = False,
     exact: bool = False,
     recipe: Recipe | str = "primum",
-    per: str = "sample",
+    per: str = "auto",
     scaler: Any = None,
     scope: str = "auto",
     process_group: Any = None,
@@ -48,7 +49,9 @@ def attach(
         optimizer: The optimizer that holds the head's parameters; several, or a wrapper with an
             `.optimizer`, are searched for it.
         head: The last linear layer, as a module or by its dotted name. Found if not given.
-        radius: How far the step may be changed, relative to its own size. 0 is plain training.
+        radius: How far the step may be changed, relative to its own size. 0 is plain training. By
+            default 0.2 where samples are weighed and 0.1 where tokens are; the paper's recipe
+            always has 0.2, and a recipe object its own.
         max_extra_weight: No sample's gradient counts more than `1 + max_extra_weight` times.
         max_iters: Most solver iterations per step; on accelerators and over ranks, the number.
         tolerance: The certified gap, relative to the harm, at which the solver stops on the CPU.
@@ -58,7 +61,9 @@ def attach(
         recipe: "primum"; "paper" for the paper's own method; or a recipe object, which brings its
             settings along.
         per: "sample": weights for rows of the first dimension. "token": for every position of
-            inputs [B, T, d] by itself.
+            inputs [B, T, d] by itself. "auto": tokens where the head's input is [B, T, d] and the
+            loss has one term per position, as in language models, and samples elsewhere; decided
+            in the first backward pass, kept for the run and logged.
         scaler: The `torch.amp.GradScaler` of the loop, or what holds it, if there is one.
         scope: Over several ranks, "global" solves the global batch's problem and "local" each
             rank's own; "auto" solves together under DistributedDataParallel, where that is cheap.
@@ -80,14 +85,15 @@ def attach(
     chosen = _recipe(
         recipe,
         radius=radius,
+        per=per,
         max_extra_weight=max_extra_weight,
         max_iters=max_iters,
         tolerance=tolerance,
         compile=compile,
         exact=exact,
     )
-    reach = scope, process_group
-    return _make(model, optimizer, head, chosen, per, scaler, reach, apply=True)
+    asked, reach = (per, radius is None and recipe == "primum"), (scope, process_group)
+    return _make(model, optimizer, head, chosen, asked, scaler, reach, apply=True)
 
 
 def observe(
@@ -95,14 +101,14 @@ def observe(
     optimizer: Optimizer | Iterable[Optimizer] | Any,
     *,
     head: nn.Linear | str | None = None,
-    radius: float = 0.2,
+    radius: float | None = None,
     max_extra_weight: float = 2.0,
     max_iters: int = 12,
     tolerance: float = 0.005,
     compile: bool = False,
     exact: bool = False,
     recipe: Recipe | str = "primum",
-    per: str = "sample",
+    per: str = "auto",
     scaler: Any = None,
     scope: str = "auto",
     process_group: Any = None,
@@ -111,14 +117,15 @@ def observe(
     chosen = _recipe(
         recipe,
         radius=radius,
+        per=per,
         max_extra_weight=max_extra_weight,
         max_iters=max_iters,
         tolerance=tolerance,
         compile=compile,
         exact=exact,
     )
-    reach = scope, process_group
-    return _make(model, optimizer, head, chosen, per, scaler, reach, apply=False)
+    asked, reach = (per, radius is None and recipe == "primum"), (scope, process_group)
+    return _make(model, optimizer, head, chosen, asked, scaler, reach, apply=False)
 
 
 def detach(model: nn.Module) -> None:
@@ -137,7 +144,9 @@ def detach(model: nn.Module) -> None:
                 listener.owner.remove()
 
 
-def _recipe(recipe: Recipe | str, **settings: Any) -> Recipe:
+def _recipe(recipe: Recipe | str, *, radius: float | None, per: str, **settings: Any) -> Recipe:
+    own = RADIUS["token" if per == "token" and recipe == "primum" else "sample"]
+    settings["radius"] = own if radius is None else radius
     if recipe == "primum":
         return Primum(**settings)
     if recipe == "paper":
@@ -163,20 +172,19 @@ def _make(
     optimizer: Optimizer | Iterable[Optimizer] | Any,
     head: nn.Linear | str | None,
     recipe: Recipe,
-    per: str,
+    asked: tuple[str, bool],
     scaler: Any,
     reach: tuple[str, Any],
     *,
     apply: bool,
 ) -> Reducer:
-    if per not in ("sample", "token"):
-        raise ValueError(f'per must be "sample" or "token", got {per!r}')
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
     scaler = grad_scaler(scaler)
     linear = find_head(model) if head is None else given_head(model, head)
     name = next((n for n, m in model.named_modules() if m is linear), "") or "head"
     check_head(model, linear, name)
+    per = Per(asked[0], name, radius_follows=asked[1])
     optimizers = list(optimizers_in(optimizer))
     weight_owner = owner_of(optimizers, linear.weight)
     if weight_owner is None:

@@ -32,6 +32,11 @@ PER_MESSAGE = 50_000_000  # And what one more collective costs.
 # operations of each rank by itself. Costs below 1 MiB or 1e10 operations are ignored.
 AFFORDABLE, FEW_BYTES = 0.25, 1 << 20
 REPEATED, FEW_OPERATIONS = 16, 10**10
+WHY_APART = (
+    "solving over all ranks would send more than a quarter of the gradient all-reduce's traffic, "
+    "or repeat too much work on each rank, so each rank solves for its own samples; pass "
+    'scope="global" to solve jointly anyway, or scope="local" to silence this'
+)
 
 
 def weigh_together(

@@ -151,6 +151,8 @@ class Fused(Weighing):
         if not self._active():
             self._rescale.miss(like)
             return None
+        terms = "token" if like.dim() > 2 else "sample"
+        self._recipe = self._per.decide(terms, like.shape[:-1], self._recipe)
         whole = source.width >= len(source.weight)
         ranks = self._scope.ranks() if together else None
         if ranks is not None and not self._all_whole(ranks, whole):
@@ -178,7 +180,8 @@ class Fused(Weighing):
         head = self._check(training)
         self._skips.settle()
         self._begin(head)
-        positions = like.shape[1:-1].numel() if self._per == "sample" and like.dim() > 2 else 1
+        sequences = self._per.now == "sample" and like.dim() > 2
+        positions = like.shape[1:-1].numel() if sequences else 1
         if len(source.features) // positions < 2:
             raise Plain(
                 "a batch of one sample has nothing to trade off and keeps its plain gradient",

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from primum.compat import parameter, runs_hooks, version
+from primum.effect import Effect
 from primum.rules import on_host, read
 from primum.steps import Steps
 from primum.warn import Count, warn
@@ -48,6 +49,7 @@ class Monitor:
         fallbacks: Passes that fell back to plain gradients.
         reasons: Why, and how often, as far as the host knew.
         discarded: Weighed passes whose gradients no step used.
+        effect: Whether the weights matter in the first hundred steps.
         steps: Of the optimizer, since attaching.
         found_inf: Above 0 if a fused optimizer skipped its last step.
         counts: Whether steps are counted; not if the optimizer's class runs no hooks.
@@ -62,7 +64,7 @@ class Monitor:
         on_step: Callable[[nn.Linear, Tensor | None], None],
     ) -> None:
         self.fallbacks, self.discarded = Count(head.weight.device), Count(head.weight.device)
-        self.steps = 0
+        self.effect, self.steps = Effect(), 0
         self.found_inf: Tensor | None = None
         self.counts = runs_hooks(optimizer)
         self._name, self._head = name, weakref.ref(head)
@@ -166,6 +168,7 @@ class Monitor:
         if head is not None and weight is not None:
             self._measure(head)
         self._time()
+        self._notice_no_effect()
         self.reached = self.reached or self.passes > 0
         if not self.reached and weight is not None and weight.grad is not None:
             self._notice_bypass()
@@ -204,6 +207,11 @@ class Monitor:
                     "it cheaper",
                     UserWarning,
                 )
+
+    def _notice_no_effect(self) -> None:
+        message = self.effect.after_step(self.reasons, reached=self.passes > 0)
+        if message:
+            self.warn("effect", message, UserWarning)
 
     def _notice_bypass(self) -> None:
         self._bypassed += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import torch
@@ -193,34 +193,47 @@ class Meeting:
         positions: The longest sample's; 0 if inputs have no such dimension.
         before: Whether any rank has accumulated gradients.
         rank: This rank.
+        lengths: Positions by rank.
     """
 
     counts: tuple[int, ...]
     positions: int
     before: bool
     rank: int
+    lengths: tuple[int, ...] = field(default=(), compare=False)
 
     @property
     def own(self) -> slice:
         first = sum(self.counts[: self.rank])
         return slice(first, first + self.counts[self.rank])
 
+    def of_tokens(self) -> Meeting:
+        """The same, if every position is a sample of its own."""
+        pairs = zip(self.counts, self.lengths, strict=True)
+        return replace(self, counts=tuple(rows * max(each, 1) for rows, each in pairs), positions=0)
 
-def meet(ranks: Ranks, features: Tensor | None, before: bool) -> Meeting | None:
-    """Exchange what each rank has; None if any of them, this one included, has nothing to weigh.
 
-    Every rank calls this, in every backward pass through the head, whatever has happened to it.
+def meet(
+    ranks: Ranks, features: Tensor | None, before: bool, vote: int = 0
+) -> tuple[Meeting | None, list[int]]:
+    """Exchange what each rank has, and how each votes on `per="auto"` (see `positions.py`).
+
+    The meeting is None if any of them, this one included, has nothing to weigh. Every rank calls
+    this, in every backward pass through the head, whatever has happened to it.
     """
     rows, positions, kind = 0, 0, 0
     if features is not None:
         rows, kind = len(features), features.dim()
         positions = features.shape[1] if kind == 3 else 0
-    table = ranks.exchange([features is not None, rows, positions, kind, before])
+    table = ranks.exchange([features is not None, rows, positions, kind, before + 2 * vote])
+    votes = [row[4] // 2 for row in table]
     if not all(row[0] for row in table) or len({row[3] for row in table}) > 1:
-        return None
-    return Meeting(
+        return None, votes
+    meeting = Meeting(
         counts=tuple(row[1] for row in table),
         positions=max(row[2] for row in table),
-        before=any(row[4] for row in table),
+        before=any(row[4] % 2 for row in table),
         rank=ranks.rank,
+        lengths=tuple(row[2] for row in table),
     )
+    return meeting, votes

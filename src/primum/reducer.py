@@ -16,11 +16,12 @@ from primum.capture import Listener, Pass, rows_of
 from primum.compat import eager, parameter
 from primum.fused import Fused
 from primum.output_check import OutputCheck
+from primum.positions import Features
 from primum.ranks import Ranks
 from primum.recipe import Recipe
 from primum.report import StepReport
 from primum.summary import summary_of
-from primum.weighing import Features, Options
+from primum.weighing import Options
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -103,16 +104,15 @@ class Reducer(Fused):
         return (
             f"Reducer(head={self.head_name!r}{shape}, optimizer={type(self.optimizer).__name__}, "
             f"recipe={recipe.name!r}{', ' * bool(settings)}{', '.join(settings)}, "
-            f"per={self._per!r}, apply={self._apply}, {state}, steps={self._monitor.steps}, "
+            f"per={str(self._per)!r}, apply={self._apply}, {state}, steps={self._monitor.steps}, "
             f"fallbacks={self._monitor.fallbacks.value.tolist()})"  # SYNC: asked for
         )
 
     def summary(self) -> None:
         """Print, in five lines, what the weights did so far. Waits for the device.
 
-        The layer and its optimizer; the share of samples that the last steps harm with and without
-        the weights; the mean extra weight; the time added; fallbacks with their reasons. Says
-        plainly if nothing was weighed.
+        The layer and its optimizer; the share of samples, or tokens, that the last steps harm with
+        and without the weights; the mean extra weight; the time added; fallbacks and why.
         """
         print(self.summary_text())
 
@@ -126,6 +126,7 @@ class Reducer(Fused):
         if listener is not None:
             listener.remove()
         self._monitor.remove()
+        self._rescale.remove()
         if self._output_check is not None:
             self._output_check.remove()
         self._listener = self._last = None
@@ -161,6 +162,7 @@ class Reducer(Fused):
             "fallbacks": self._monitor.fallbacks.value.clone(),
             "factor": self._rescale.state(),
             "recipe_state": self._recipe.state_dict(),
+            "per": str(self._per),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -172,6 +174,7 @@ class Reducer(Fused):
                 f"this state was saved with recipe={state['recipe']!r}, "
                 f"but the Reducer runs recipe={self._recipe.name!r}"
             )
+        self._recipe = self._per.load(state.get("per"), self._recipe)
         self._recipe.load_state_dict(state["recipe_state"])
         self._monitor.fallbacks.load(state["fallbacks"])
         self._rescale.load(state.get("factor"), self._monitor.fallbacks.value.device)
@@ -189,12 +192,13 @@ class Reducer(Fused):
         compiled model the plain mean comes back, and the hook weighs it in the backward pass.
 
         Args:
-            losses: One loss per sample (`reduction="none"`). [B]; per token [B, T] or [B * T].
+            losses: One per sample (`reduction="none"`), [B], or per token, [B, T] or [B * T]; with
+                `per="auto"` the first decide.
         """
-        if losses.dim() != 1 and self._per == "sample":
+        if losses.dim() != 1 and str(self._per) == "sample":
             raise ValueError(
                 f"losses must have one entry per sample, shape [B], got {list(losses.shape)}; "
-                'compute them with reduction="none"'
+                'compute them with reduction="none", or pass per="token" to attach'
             )
         mean = losses.mean()
         if not (self._active() and mean.requires_grad):
@@ -211,15 +215,16 @@ class Reducer(Fused):
         first = next(iter(passes))
         if not first.weighed:
             gradients = torch.autograd.grad(mean, list(passes.values()), retain_graph=True)
+            per = self._per.of_losses(losses, gradients[0])
             for gradient in gradients:
-                if rows_of(gradient, self._per) != losses.numel():
+                if rows_of(gradient, per) != losses.numel():
                     raise ValueError(
-                        f"the head saw {rows_of(gradient, self._per)} {self._per}s, "
+                        f"the head saw {rows_of(gradient, per)} {per}s, "
                         f"but there are {losses.numel()} losses"
                     )
             features = [each.features for each in passes]
             training = all(each.training for each in passes)
-            weighted = self._weigh(gradients, features, training, first.ranks, explicit=True)
+            weighted = self._weigh(gradients, features, training, first.ranks, explicit=per)
             extra_weights, report = None, self._last
             if weighted is not None and report is not None:
                 extra_weights = report.extra_weights[report.own]

@@ -54,6 +54,7 @@ class StepReport:
         why: Why they were not; empty if they were.
         own: Where several ranks solved together, all vectors here are those of the global batch, in
             the order of ranks, and these rows are of this rank. All rows otherwise.
+        per: What has a weight of its own: "sample" or "token".
     """
 
     solution: Solution
@@ -63,6 +64,7 @@ class StepReport:
     weighed: bool
     why: str = ""
     own: slice = field(default_factory=lambda: slice(None))
+    per: str = "sample"
 
     @property
     def finite(self) -> Tensor:

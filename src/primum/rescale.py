@@ -8,12 +8,15 @@ known before the step, so the last step's is used: it is measured after every st
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
+from primum.compat import eager, parameter
 from primum.rules import Scalar, on_host, read, scalar
 
 PARALLEL = 0.8  # Squared cosine above which one factor describes the change of the gradient.
@@ -25,18 +28,22 @@ class Rescale:
 
     Compares the gradients handed on since the last step with those that the optimizer has used: of
     the bias, or of the weight times a fixed vector. If the two vectors are far from parallel (a
-    mean over ranks, a tied weight), the factor stays as it was, 1 at first. Nothing waits for the
-    device.
+    mean over ranks), the factor stays as it was, 1 at first. Nothing waits for the device.
+
+    A weight that an embedding shares gets gradients that were not handed on here. There the whole
+    gradient is noted once backward has accumulated it; over several ranks it is not known before
+    their mean is taken, and the factor is not measured.
 
     Args:
         scaler: The loop's GradScaler, or None.
         by_bias: Whether one optimizer steps the weight and a bias.
+        shared: The head's weight, if other modules use it as well.
 
     Attributes:
         measured: The factor without the scaler's part; None before the first measurement.
     """
 
-    def __init__(self, scaler: Any, *, by_bias: bool) -> None:
+    def __init__(self, scaler: Any, *, by_bias: bool, shared: Tensor | None = None) -> None:
         if scaler is not None and not callable(getattr(scaler, "scale", None)):
             raise TypeError(f"scaler must be a torch.amp.GradScaler, got {type(scaler).__name__}")
         self.scaler = scaler
@@ -44,6 +51,17 @@ class Rescale:
         self._by_bias = by_bias
         self._probe: Tensor | None = None
         self._expected: Tensor | None = None
+        self._handle: Any = None
+        self._whole = shared is not None and not by_bias
+        if shared is not None and self._whole:
+            own = weakref.ref(self)
+            after: Any = eager(lambda weight: _note(own(), weight))
+            weight: Any = shared  # the stubs do not type what follows
+            self._handle = weight.register_post_accumulate_grad_hook(after)
+
+    def remove(self) -> None:
+        if self._handle is not None:
+            self._handle.remove()
 
     @property
     def factor(self) -> Scalar | None:
@@ -90,6 +108,8 @@ class Rescale:
 
         `undo` removes the loss scaling; `mean` averages over the ranks whose gradients will be.
         """
+        if self._whole:
+            return
         dtype = _wide(handed_on)
         if self._by_bias:
             positions = tuple(range(handed_on.dim() - 1))
@@ -120,8 +140,17 @@ class Rescale:
 
         Under `mean` this contributes NaN to the average, so that every rank skips it.
         """
+        if self._whole:
+            return
         unknown = like.new_full(like.shape[-1:], torch.nan, dtype=_wide(like))
         self._expected = unknown if mean is None else mean(unknown)
+
+    @torch.no_grad()
+    def note(self, grad: Tensor) -> None:
+        """Note the whole gradient of a shared weight, as backward has left it. [d_out, d]."""
+        undo = self.unscale(grad)
+        vector = (grad @ self._direction(grad)).to(_wide(grad))
+        self._expected = vector if undo is None else vector * undo
 
     @torch.no_grad()
     def after_step(self, head: nn.Linear, found_inf: Tensor | None = None) -> None:
@@ -164,6 +193,24 @@ class Rescale:
             self._probe = torch.arange(inputs, dtype=torch.float32).cos_().div_(inputs**0.5)
         self._probe = self._probe.to(like)
         return self._probe
+
+
+def shared_weight(model: nn.Module, head: nn.Linear) -> Tensor | None:
+    """The head's weight, if another module of the model has it, too; as a tied embedding does."""
+    weight = parameter(head, "weight")
+    others = (own for module in model.modules() if module is not head for own in _own(module))
+    return weight if any(own is weight for own in others) else None
+
+
+def _own(module: nn.Module) -> list[Tensor]:
+    return list(module.parameters(recurse=False))
+
+
+def _note(rescale: Rescale | None, weight: Tensor) -> None:
+    several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    grad = weight.grad
+    if rescale is not None and grad is not None and not (several or grad.is_sparse):
+        rescale.note(grad)
 
 
 def _wide(tensor: Tensor) -> torch.dtype:

@@ -37,14 +37,15 @@ def _effect(reports: Sequence[StepReport], monitor: Monitor) -> list[str]:
     over = f"over the last {len(weighed)} backward passes" if len(weighed) > 1 else "last pass"
     before, after = mean("harmed_before"), mean("harmed_after")
     applied = any(report.weighed for report in weighed)
+    per = weighed[-1].per
     largest = max(report.extra_weights.max().item() for report in weighed)  # SYNC: asked for
     note = "" if applied else " (observed, not applied)"
     if applied and largest == 0:
-        note = ". WARNING: no sample got a weight; the step harms none, or the radius is 0"
+        note = f". WARNING: no {per} got a weight; the step harms none, or the radius is 0"
     if any(report.approximate for report in weighed):
         note += "; approximate, for a large vocabulary (exact=True solves exactly)"
     return [
-        f"samples harmed by a step: {before:.1%}, with the weights {after:.1%} ({over})",
+        f"{per}s harmed by a step: {before:.1%}, with the weights {after:.1%} ({over})",
         f"extra weights: mean {mean('mean_extra_weight'):.3f}, largest {largest:.2f}{note}",
     ]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,19 +15,17 @@ from torch.optim import Optimizer
 
 from primum.capture import Pass, reweight, rows_of, samples
 from primum.compat import backward_id, no_autocast, parameter
-from primum.distributed import choose_way, weigh_together
+from primum.distributed import WHY_APART, choose_way, weigh_together
 from primum.monitor import Monitor, Plain
 from primum.pipeline import Captured, weigh
+from primum.positions import Features, Per
 from primum.problem import Evidence, Solution
 from primum.ranks import Meeting, Ranks, Scope, meet
 from primum.recipe import Recipe
 from primum.report import StepReport
-from primum.rescale import Rescale
+from primum.rescale import Rescale, shared_weight
 from primum.skips import Skips
 from primum.update import has_gradients, uniform
-
-Features = Callable[[], Tensor]  # the head's input, which may be gone
-
 
 RECENT = 10  # reports kept for the summary
 
@@ -37,7 +35,7 @@ class Options:
     """How a head is weighed, as `attach` was asked; `name` is the head's."""
 
     apply: bool
-    per: str
+    per: Per
     scaler: Any
     scope: Scope
     name: str
@@ -65,7 +63,8 @@ class Weighing:
         self._owners, self._recipe, self._scope = owners, recipe, options.scope
         self._apply, self._per = options.apply, options.per
         self.measure_exact = False
-        self._rescale = Rescale(options.scaler, by_bias=owners.get("bias") is owners["weight"])
+        by_bias, shared = owners.get("bias") is owners["weight"], shared_weight(model, head)
+        self._rescale = Rescale(options.scaler, by_bias=by_bias, shared=shared)
         optimizer, after_step = owners["weight"], self._rescale.after_step
         self._monitor = Monitor(model, head, options.name, optimizer, after_step)
         self._backward: int | None = -1  # the backward pass of the last arrival
@@ -78,27 +77,34 @@ class Weighing:
         training: bool,
         ranks: Ranks | None,
         *,
-        explicit: bool = False,
+        explicit: str | None = None,
     ) -> list[Tensor] | None:
         """The gradients times `1 + w`, row by row; None leaves them plain.
 
         `gradients` arrived at the head's output, one for each call that is weighed in one, with its
-        input in `features`. In the `explicit` form they come before backward, and unscaled.
+        input in `features`. In the `explicit` form they come before backward, and unscaled, for
+        losses of each "sample" or "token".
         """
         began = time.perf_counter()
         with torch.no_grad(), no_autocast(gradients[0].device.type):
-            captured = self._prepare(gradients, features, training, explicit=explicit)
+            captured, per = self._prepare(gradients, features, training, explicit), self._per.now
             try:
-                meeting = None
+                meeting, votes = None, [self._per.vote]
                 if ranks is not None:  # also if there is trouble here: the others wait
                     here = captured.features if isinstance(captured, Captured) else None
-                    meeting = meet(ranks, here, has_gradients(self._head(), self._owners))
+                    before = has_gradients(self._head(), self._owners)
+                    meeting, votes = meet(ranks, here, before, self._per.vote)
+                said = ranks is None or ranks.rank == 0
+                self._recipe = self._per.settle(votes, self._recipe, said=said)
                 if isinstance(captured, Exception):
                     raise captured
                 if ranks is not None and meeting is None:
                     raise Plain("another rank could not compute its weights")
+                if self._per.now != per:
+                    captured = self._per.regrouped(captured, gradients, features)
+                    meeting = None if meeting is None else meeting.of_tokens()
                 weighted = self._solve(
-                    gradients, features, captured, ranks, meeting, explicit=explicit
+                    gradients, features, captured, ranks, meeting, explicit=explicit is not None
                 )
             except Warning:
                 raise  # turned into an error by the user's own filter
@@ -109,8 +115,12 @@ class Weighing:
                 return None
         if weighted is not None and self._last is not None:
             self._monitor.spend(time.perf_counter() - began)
-            if not explicit and getattr(self._recipe, "radius", None) != 0:
-                self._monitor.weighed(self._last.objective, self._last.drift)
+            radius, last = getattr(self._recipe, "radius", None), self._last
+            if radius != 0:
+                sequences, per = gradients[0].dim() > 2, self._per.now
+                self._monitor.effect.add(last.extra_weights, last.drift, per, radius, sequences)
+            if explicit is None and radius != 0:
+                self._monitor.weighed(last.objective, last.drift)
         return weighted
 
     def _prepare(
@@ -118,23 +128,23 @@ class Weighing:
         gradients: Sequence[Tensor],
         features: Sequence[Features],
         training: bool,
-        *,
-        explicit: bool,
+        explicit: str | None,
     ) -> Captured | Exception:
         """What this rank has, or why it has nothing."""
         try:
             head = self._check(training)
             self._skips.settle()
-            if not explicit:
+            if explicit is None:
                 self._begin(head)
+            self._per.look(gradients, explicit)
             unscale = self._rescale.unscale(gradients[0])
             return Captured(
-                samples([each() for each in features], self._per),
-                samples(gradients, self._per),
-                unscale=None if explicit else unscale,
+                samples([each() for each in features], self._per.now),
+                samples(gradients, self._per.now),
+                unscale=unscale if explicit is None else None,
                 before=unscale,
                 factor=self._rescale.factor,
-                tokens=self._per == "token",
+                tokens=self._per.now == "token",
                 measure=self.measure_exact,
             )
         except Warning:
@@ -237,7 +247,7 @@ class Weighing:
             return list(gradients)
         # Under `create_graph=True` the weighted gradient is a function of the gradient.
         with torch.set_grad_enabled(any(each.requires_grad for each in gradients)):
-            return reweight(gradients, weights, self._per)
+            return reweight(gradients, weights, self._per.now)
 
     def _report(
         self, drift: Tensor, solution: Solution, *, own: slice | None = None, why: str = ""
@@ -251,6 +261,7 @@ class Weighing:
             weighed=weighed,
             why=why or ("" if weighed else "observe"),
             own=own or slice(None),
+            per=self._per.now,
         )
         self._recent.append(self._last)
 
@@ -269,13 +280,7 @@ class Weighing:
             params=params,
         )
         if way is None:
-            self._monitor.warn(
-                "dear",
-                "solving over all ranks would send more than a quarter of the gradient "
-                "all-reduce's traffic, or repeat too much work on each rank, so each rank solves "
-                'for its own samples; pass scope="global" to solve jointly anyway, or '
-                'scope="local" to silence this',
-            )
+            self._monitor.warn("dear", WHY_APART)
         return way
 
     def _fall_back(self, gradient: Tensor, error: Exception) -> None:
@@ -288,7 +293,8 @@ class Weighing:
             self._monitor.warn(kind, reason)
         else:
             self._monitor.fall_back(kind, reason)
-        unknown = torch.full((rows_of(gradient, self._per),), torch.nan, device=gradient.device)
+        rows = rows_of(gradient, self._per.now)
+        unknown = torch.full((rows,), torch.nan, device=gradient.device)
         evidence = Evidence(lower_bound=unknown.sum(), drift_after=unknown)
         solution = Solution(torch.zeros_like(unknown), unknown.sum(), 0, evidence)
         self._report(unknown, solution, why=reason)

@@ -62,7 +62,7 @@ class TestTransformers:
         model = made(name, config, **options)
         assert name_of(model, find_head(model)) == head
         optimizer = optim.AdamW(model.parameters(), lr=1e-3)
-        reducer = primum.attach(model, optimizer)
+        reducer = primum.attach(model, optimizer, per="sample")
         inputs = torch.randint(1, 40, (6, 7))
         output = model(input_ids=inputs)
         logits: Tensor = output["start_logits" if "Answering" in name else "logits"]

@@ -28,7 +28,7 @@ def one_warning(action: Callable[[], object]) -> None:
 @pytest.mark.parametrize("shape", ["[d]", "[1, d]", "[1, T, d]"])
 def test_plain_and_said_once(kind: Any, options: Any, shape: str) -> None:
     model, optimizer = make(kind, options)
-    reducer = primum.attach(model, optimizer)
+    reducer = primum.attach(model, optimizer, per="sample")
 
     def loss(net: nn.Module, number: int) -> Tensor:
         inputs, labels = batch(number, 1, 5) if "T" in shape else batch(number, 1)

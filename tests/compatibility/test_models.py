@@ -159,7 +159,7 @@ def test_tied_head_removes_harm_of_the_real_step(kind: Any, options: Any) -> Non
     torch.manual_seed(0)
     model = Tied().double()
     optimizer = kind(model.parameters(), **options)
-    reducer = primum.attach(model, optimizer)
+    reducer = primum.attach(model, optimizer, per="sample")
     removed = 0.0
     for number in range(8):
         rng = torch.Generator().manual_seed(number)

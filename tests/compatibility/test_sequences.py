@@ -36,7 +36,7 @@ def shares_on(number: int, *shape: int, ignored: float = 0.3) -> Callable[[nn.Mo
 def test_ignored_positions(kind: Any, options: Any, bias: bool, shape: tuple[int, ...]) -> None:
     """Token classification, segmentation, volumes: `ignore_index` and padding count for nothing."""
     model, optimizer = make(kind, options, bias=bias)
-    reducer = primum.attach(model, optimizer)
+    reducer = primum.attach(model, optimizer, per="sample")
     most = 0.0
     for number in range(4):
         shares_of = shares_on(number, *shape)
@@ -57,7 +57,7 @@ def test_ignored_positions(kind: Any, options: Any, bias: bool, shape: tuple[int
 def test_the_mean_that_torch_takes_is_the_same() -> None:
     """`F.cross_entropy` divides by the number of positions that count, and so do the shares."""
     (one, first), (two, second) = make(), make()
-    reducers = primum.attach(one, first), primum.attach(two, second)
+    reducers = [primum.attach(*each, per="sample") for each in ((one, first), (two, second))]
     inputs, labels = batch(0, 8, 5)
     labels[:, 3:] = -100
     F.cross_entropy(one(inputs).transpose(1, 2), labels).backward()
@@ -89,7 +89,8 @@ def test_flattened_before_the_head_every_position_is_a_sample() -> None:
         if not flatten:
             model.forward = lambda x, net=model: net.head(net.body(x).tanh())
         optimizer = optim.SGD(model.parameters(), **SGD)
-        reducer = primum.attach(model, optimizer, per="sample" if flatten else "token")
+        per = "sample" if flatten else "token"
+        reducer = primum.attach(model, optimizer, per=per, radius=0.2)
         F.cross_entropy(model(inputs).view(-1, 4), labels.flatten()).backward()
         weights.append(report_of(reducer).extra_weights)
     assert weights[0].shape == (30,)
@@ -100,7 +101,7 @@ def test_flattened_before_the_head_every_position_is_a_sample() -> None:
 def test_time_first_takes_positions_for_samples() -> None:
     """[T, B, d] at the head: turned before the head, samples are samples."""
     model, optimizer = make()
-    reducer = primum.attach(model, optimizer)
+    reducer = primum.attach(model, optimizer, per="sample")
     inputs, labels = batch(0, 6, 5)  # five positions first would be [5, 6, d]
     turned = inputs.transpose(0, 1)
     F.cross_entropy(model(turned).flatten(0, 1), labels.t().flatten()).backward()

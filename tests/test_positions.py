@@ -1,0 +1,512 @@
+"""`per="auto"`: tokens where every position has a loss, samples elsewhere; decided once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn, optim
+
+import primum
+from loops import SGD, assert_close, batch, gradients, make, report_of, train
+from primum.paper import Paper, PaperSettings
+from primum.positions import BLOCK, Per, seen_in
+from primum.recipe import Primum
+from test_gpu_ready import SYNCS, Count
+
+ROWS, LENGTH, WIDTH, CLASSES = 6, 9, 5, 7
+FAR = torch.arange(ROWS)
+
+Loss = Callable[[Tensor], Tensor]
+
+
+def labels(*shape: int) -> Tensor:
+    return torch.randint(CLASSES, shape, generator=torch.Generator().manual_seed(1))
+
+
+def masked(share: float, least: int = 0) -> Loss:
+    """Cross-entropy at some positions; of the first sequence, `least` at least."""
+    rng = torch.Generator().manual_seed(2)
+    ignored = torch.rand(ROWS, LENGTH, generator=rng) > share
+    ignored[0, :least] = False
+    targets = labels(ROWS, LENGTH).masked_fill(ignored, -100)
+    return lambda logits: F.cross_entropy(logits.transpose(1, 2), targets)
+
+
+def answers(*lengths: int) -> Loss:
+    """Prompts are ignored, and so is all but the last few positions."""
+    targets = labels(ROWS, LENGTH)
+    for row, length in enumerate(lengths):
+        targets[row, : LENGTH - length] = -100
+    return lambda logits: F.cross_entropy(logits.transpose(1, 2), targets)
+
+
+def attention(logits: Tensor) -> Tensor:
+    weights = torch.linspace(-1, 1, LENGTH).softmax(0).to(logits)
+    return F.cross_entropy((logits * weights[:, None]).sum(1), labels(ROWS))
+
+
+def mean_of_some(logits: Tensor) -> Tensor:
+    """Padding is left out of the mean."""
+    counts = torch.arange(LENGTH) < 3 + torch.arange(ROWS)[:, None]
+    pooled = (logits * counts[..., None]).sum(1) / counts.sum(1, keepdim=True)
+    return F.cross_entropy(pooled, labels(ROWS))
+
+
+def answer_of_a_question(logits: Tensor) -> Tensor:
+    start, end, *_ = logits.unbind(-1)
+    places = labels(ROWS)
+    return F.cross_entropy(start, places) + F.cross_entropy(end, (places + 1) % LENGTH)
+
+
+def long_text(logits: Tensor) -> Tensor:
+    return F.cross_entropy(logits.flatten(0, 1), labels(ROWS * LENGTH))
+
+
+TOKENS: dict[str, Loss] = {
+    "language model": long_text,
+    "a sum": lambda logits: long_text(logits) * ROWS * LENGTH,
+    "label smoothing": lambda logits: F.cross_entropy(
+        logits.transpose(1, 2), labels(ROWS, LENGTH), label_smoothing=0.1
+    ),
+    "the last position has no target": lambda logits: F.cross_entropy(
+        logits[:, :-1].transpose(1, 2), labels(ROWS, LENGTH - 1)
+    ),
+    "masked language model": masked(0.15, least=2),
+    "few are masked": masked(0.05, least=2),
+    "answers after a prompt": answers(1, 1, 2, 1, 1, 1),
+    "regression at each position": lambda logits: logits[..., 0].square().mean(),
+    "targets far from zero": lambda logits: (
+        (logits[..., 0] - 5 - labels(ROWS, LENGTH)).square().mean()
+    ),
+    "one class or the other": lambda logits: F.cross_entropy(
+        logits[..., :2].transpose(1, 2), labels(ROWS, LENGTH) % 2
+    ),
+    "a mean over positions for each sequence, then over sequences": lambda logits: (
+        F.cross_entropy(logits.transpose(1, 2), labels(ROWS, LENGTH), reduction="none")
+        .mean(1)
+        .mean()
+    ),
+}
+SAMPLES: dict[str, Loss] = {
+    "the first position": lambda logits: F.cross_entropy(logits[:, 0], labels(ROWS)),
+    "the last word, wherever it is": lambda logits: F.cross_entropy(
+        logits[FAR, FAR % LENGTH], labels(ROWS)
+    ),
+    "answers of one token": answers(*[1] * ROWS),
+    "mean of the logits": lambda logits: F.cross_entropy(logits.mean(1), labels(ROWS)),
+    "mean without padding": mean_of_some,
+    "mean of one output": lambda logits: logits[..., :1].mean(1).square().mean(),
+    "weighted mean": attention,
+    "maximum of the logits": lambda logits: F.cross_entropy(logits.amax(1), labels(ROWS)),
+    "a place in the sequence": answer_of_a_question,
+}
+
+
+def gradient_of(loss: Loss, dtype: torch.dtype = torch.float32, scale: float = 1.0) -> Tensor:
+    rng = torch.Generator().manual_seed(0)
+    logits = torch.randn(ROWS, LENGTH, CLASSES, generator=rng).requires_grad_()
+    (gradient,) = torch.autograd.grad(loss(logits), logits)
+    return (scale * gradient).to(dtype)
+
+
+class TestSeen:
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+    @pytest.mark.parametrize("scale", [1.0, 1e-20, 1e20])
+    @pytest.mark.parametrize(
+        ("loss", "expected"),
+        [(loss, "token") for loss in TOKENS.values()]
+        + [(loss, "sample") for loss in SAMPLES.values()],
+        ids=[*TOKENS, *SAMPLES],
+    )
+    def test_losses(self, loss: Loss, expected: str, dtype: torch.dtype, scale: float) -> None:
+        assert seen_in(gradient_of(loss, dtype, scale)) == expected
+
+    @pytest.mark.parametrize("loss", [TOKENS["language model"], SAMPLES["weighted mean"]])
+    def test_block_by_block(self, loss: Loss, monkeypatch: pytest.MonkeyPatch) -> None:
+        expected = seen_in(gradient_of(loss))
+        monkeypatch.setattr("primum.positions.BLOCK", 2 * ROWS * LENGTH)
+        assert BLOCK > ROWS * LENGTH * CLASSES
+        assert seen_in(gradient_of(loss)) == expected
+
+    def test_one_value_is_read(self) -> None:
+        """Once in a run: no more is asked of an accelerator."""
+        gradient = gradient_of(long_text)
+        with Count() as count:
+            seen_in(gradient)
+        assert len([each for each in count.names if each in SYNCS]) == 1
+
+    @pytest.mark.parametrize("value", [0.0, torch.nan, torch.inf])
+    def test_nothing_to_see(self, value: float) -> None:
+        gradient = gradient_of(long_text)
+        assert seen_in(gradient.fill_(value)) is None
+        assert seen_in(torch.ones(3, 1, 4)) is None
+        assert seen_in(torch.ones(0, 5, 4)) is None
+
+    def test_a_long_sequence_of_a_trained_model(self) -> None:
+        """Rows that are noise around zero do not sum to nothing, however many there are."""
+        rng = torch.Generator().manual_seed(0)
+        assert seen_in(torch.randn(1, 20_000, 3, generator=rng)) == "token"
+
+
+class Net(nn.Module):
+    """A body on every position, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.head = nn.Linear(WIDTH, 8), nn.Linear(8, CLASSES)
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.body(x).tanh())
+        return logits
+
+
+def inputs(*shape: int, number: int = 0) -> Tensor:
+    rng = torch.Generator().manual_seed(10 + number)
+    return torch.randn(*shape, WIDTH, generator=rng, dtype=torch.float64)
+
+
+def attached(**settings: Any) -> tuple[Net, optim.Optimizer, primum.Reducer]:
+    model = Net()
+    optimizer = optim.SGD(model.parameters(), **SGD)
+    return model, optimizer, primum.attach(model, optimizer, **settings)
+
+
+def step(model: nn.Module, optimizer: optim.Optimizer, loss: Loss, number: int = 0) -> None:
+    optimizer.zero_grad()
+    loss(model(inputs(ROWS, LENGTH, number=number))).backward()
+    optimizer.step()
+
+
+def radius_of(reducer: primum.Reducer) -> Any:
+    return reducer._recipe.radius  # type: ignore[attr-defined]
+
+
+class TestDecision:
+    @pytest.mark.parametrize(
+        ("loss", "per", "radius"), [(long_text, "token", 0.1), (attention, "sample", 0.2)]
+    )
+    @pytest.mark.parametrize("make_one", [primum.attach, primum.observe])
+    @pytest.mark.parametrize("compiled", [False, True])
+    def test_as_if_it_had_been_asked_for(
+        self, loss: Loss, per: str, radius: float, make_one: Any, compiled: bool
+    ) -> None:
+        found = []
+        for settings in ({}, {"per": per, "radius": radius}):
+            model = Net()
+            optimizer = optim.SGD(model.parameters(), **SGD)
+            reducer = make_one(model, optimizer, **settings)
+            net = torch.compile(model, backend="aot_eager") if compiled else model
+            for number in range(3):
+                step(net, optimizer, loss, number)
+            report = report_of(reducer)
+            assert (report.per, radius_of(reducer)) == (per, radius)
+            assert report.applied == (make_one is primum.attach)
+            found.append((list(model.parameters()), report))
+        assert all(map(torch.equal, found[0][0], found[1][0]))
+        assert torch.equal(found[0][1].extra_weights, found[1][1].extra_weights)
+        assert found[0][1].extra_weights.max() > 0.01
+        assert len(found[0][1].drift) == (ROWS * LENGTH if per == "token" else ROWS)
+
+    def test_once_for_the_run(self) -> None:
+        for first, then, per in ((long_text, attention, "token"), (attention, long_text, "sample")):
+            model, optimizer, reducer = attached()
+            assert "per='auto'" in repr(reducer)
+            for number in range(3):
+                step(model, optimizer, then if number else first, number)
+                assert report_of(reducer).per == per
+                assert f"per='{per}'" in repr(reducer)
+
+    def test_only_the_first_pass_looks(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        calls = []
+        monkeypatch.setattr("primum.positions.seen_in", lambda g: calls.append(g) or "sample")
+        model, optimizer, _ = attached()
+        for number in range(3):
+            step(model, optimizer, long_text, number)
+        assert len(calls) == 1
+
+    @pytest.mark.parametrize("shape", [(12,), (4, 3, 2), (2, 2, 2, 2)])
+    def test_rows_and_maps_are_samples(
+        self, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Flattened before the head, rows may be tokens already; pixels are not tokens."""
+        monkeypatch.setattr("primum.positions.seen_in", lambda g: pytest.fail("not asked"))
+        model, _, reducer = attached()
+        model(inputs(*shape)).square().mean().backward()
+        assert report_of(reducer).per == "sample"
+        assert len(report_of(reducer).extra_weights) == shape[0]
+        assert "per='sample'" in repr(reducer)
+
+    def test_one_position_leaves_it_open(self) -> None:
+        """[B, 1, d]: samples and tokens are the same, until sequences are longer."""
+        model, optimizer, reducer = attached()
+        for length, per in ((1, "auto"), (1, "auto"), (3, "token"), (1, "token")):
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs(4, length)).flatten(0, 1), labels(4 * length)).backward()
+            optimizer.step()
+            assert str(reducer._per) == per
+            assert len(report_of(reducer).extra_weights) == 4 * length
+            assert report_of(reducer).applied
+
+    @pytest.mark.parametrize("value", [0.0, torch.nan])
+    def test_a_gradient_that_shows_nothing_leaves_it_open(self, value: float) -> None:
+        model, optimizer, reducer = attached()
+        with nullcontext() if value == 0 else pytest.warns(RuntimeWarning, match="not finite"):
+            (model(inputs(ROWS, LENGTH)) * value).sum().backward()
+        assert str(reducer._per) == "auto"
+        assert len(report_of(reducer).extra_weights) == ROWS
+        step(model, optimizer, long_text)  # starts from zero gradients
+        assert str(reducer._per) == "token"
+
+    def test_neither_eval_mode_nor_pauses_decide(self) -> None:
+        model, optimizer, reducer = attached()
+        with reducer.paused():
+            step(model, optimizer, attention)
+        model.eval()
+        with pytest.warns(RuntimeWarning, match="eval mode"):
+            step(model, optimizer, attention)
+        model.train()
+        assert str(reducer._per) == "auto"
+        step(model, optimizer, long_text)
+        assert str(reducer._per) == "token"
+
+    def test_calls_of_one_pass_share_it(self) -> None:
+        """Two views: each call is weighed by itself, as decided at the first that arrives."""
+        model, _, reducer = attached()
+        one, two = inputs(ROWS, LENGTH), inputs(ROWS, LENGTH, number=1)
+        (attention(model(one)) + long_text(model(two))).backward()  # the last call arrives first
+        assert str(reducer._per) == "token"
+        assert len(report_of(reducer).extra_weights) == ROWS * LENGTH
+
+    def test_one_long_sequence(self) -> None:
+        """A batch of one sequence has nothing to trade off; its tokens have."""
+        model, _, reducer = attached()
+        F.cross_entropy(model(inputs(1, 12))[0], labels(12)).backward()
+        assert report_of(reducer).applied
+        assert len(report_of(reducer).extra_weights) == 12
+
+    def test_plain_bit_for_bit(self) -> None:
+        parameters = []
+        for settings in (None, {"radius": 0}, {"radius": 0, "per": "token"}):
+            model = Net()
+            optimizer = optim.SGD(model.parameters(), **SGD)
+            if settings is not None:
+                primum.attach(model, optimizer, **settings)
+            for number in range(3):
+                step(model, optimizer, long_text, number)
+            parameters.append(list(model.parameters()))
+        assert all(map(torch.equal, parameters[0], parameters[1]))
+        assert all(map(torch.equal, parameters[0], parameters[2]))
+
+    def test_images_are_as_before(self) -> None:
+        """One row per image: the same as per="sample" with its radius, bit for bit."""
+        (one, first), (two, second) = make(), make()
+        primum.attach(one, first)
+        primum.attach(two, second, per="sample", radius=0.2)
+        for net, stepper in ((one, first), (two, second)):
+            train(net, stepper, 5)
+        assert all(map(torch.equal, one.parameters(), two.parameters()))
+
+
+class TestRadius:
+    @pytest.mark.parametrize(
+        ("settings", "before", "after"),
+        [
+            ({}, 0.2, 0.1),
+            ({"per": "token"}, 0.1, 0.1),
+            ({"per": "sample"}, 0.2, 0.2),
+            ({"radius": 0.3}, 0.3, 0.3),
+            ({"radius": 0.2}, 0.2, 0.2),
+            ({"radius": 0.3, "per": "token"}, 0.3, 0.3),
+            ({"recipe": "paper"}, 0.2, 0.2),
+            ({"recipe": "paper", "per": "token"}, 0.2, 0.2),
+            ({"recipe": "paper", "radius": 0.3}, 0.3, 0.3),
+            ({"recipe": Primum()}, 0.2, 0.2),
+            ({"recipe": Primum(radius=0.3), "per": "token"}, 0.3, 0.3),
+            ({"recipe": Paper(PaperSettings(radius=0.3))}, 0.3, 0.3),
+        ],
+        ids=str,
+    )
+    def test_it_follows_unless_given(
+        self, settings: dict[str, Any], before: float, after: float
+    ) -> None:
+        model, optimizer, reducer = attached(**settings)
+        recipe = reducer._recipe
+        assert _radius(recipe) == before
+        step(model, optimizer, long_text)
+        assert _radius(reducer._recipe) == after
+        if not isinstance(recipe, Paper):
+            assert f"radius={after:g}" in repr(reducer)
+
+    def test_other_settings_stay(self) -> None:
+        model, optimizer, reducer = attached(max_extra_weight=1.5, max_iters=7, tolerance=0.01)
+        step(model, optimizer, long_text)
+        assert reducer._recipe == Primum(0.1, 1.5, 7, 0.01)
+
+
+def _radius(recipe: Any) -> Any:
+    return recipe.settings.radius if isinstance(recipe, Paper) else recipe.radius
+
+
+class TestExplicitForm:
+    @pytest.mark.parametrize(
+        ("shape", "per"),
+        [((ROWS, LENGTH), "token"), ((ROWS * LENGTH,), "token"), ((ROWS,), "sample")],
+    )
+    def test_the_shape_of_the_losses_decides(self, shape: tuple[int, ...], per: str) -> None:
+        model, optimizer, reducer = attached()
+        other, stepper, hooked = attached(per=per)
+        for number in range(3):
+            for net in (model, other):
+                net.zero_grad()
+                logits = net(inputs(ROWS, LENGTH, number=number))
+                losses = F.cross_entropy(
+                    logits.flatten(0, 1), labels(ROWS * LENGTH), reduction="none"
+                )
+                losses = losses.view(ROWS, LENGTH)
+                losses = losses.view(shape) if per == "token" else losses.mean(1)
+                (reducer(losses) if net is model else losses.mean()).backward()
+            assert_close(gradients(model), gradients(other), 1e-12)
+            optimizer.step()
+            stepper.step()
+        assert report_of(reducer).per == report_of(hooked).per == per
+        assert radius_of(reducer) == radius_of(hooked)
+
+    def test_of_one_output_per_class_they_are_not(self) -> None:
+        model, _, reducer = attached()
+        losses = model(inputs(ROWS)).square()
+        with pytest.raises(ValueError, match=f"saw {ROWS} samples, but there are {losses.numel()}"):
+            reducer(losses)
+        assert str(reducer._per) == "auto"
+
+    def test_after_the_decision_they_have_to_fit(self) -> None:
+        model, optimizer, reducer = attached()
+        step(model, optimizer, attention)
+        with pytest.raises(ValueError, match='or pass per="token"'):
+            reducer(model(inputs(ROWS, LENGTH)).square().mean(-1))
+
+
+class TestState:
+    @pytest.mark.parametrize(("loss", "per"), [(long_text, "token"), (attention, "sample")])
+    def test_a_resumed_run_keeps_the_decision(
+        self, loss: Loss, per: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        model, optimizer, reducer = attached()
+        step(model, optimizer, loss)
+        saved = reducer.state_dict()
+        assert saved["per"] == per
+        caplog.clear()
+        other, stepper, resumed = attached()
+        resumed.load_state_dict(saved)
+        assert (str(resumed._per), radius_of(resumed)) == (per, radius_of(reducer))
+        step(other, stepper, attention if per == "token" else long_text)
+        assert report_of(resumed).per == per
+        assert not caplog.records
+
+    def test_open_questions_stay_open(self) -> None:
+        saved = attached()[2].state_dict()
+        assert saved["per"] == "auto"
+        for state in (saved, {key: value for key, value in saved.items() if key != "per"}):
+            model, optimizer, resumed = attached()
+            resumed.load_state_dict(state)  # the second: saved by a version without it
+            step(model, optimizer, long_text)
+            assert report_of(resumed).per == "token"
+
+    def test_what_was_asked_for_wins(self) -> None:
+        model, optimizer, reducer = attached()
+        step(model, optimizer, long_text)
+        _, _, other = attached(per="sample", radius=0.3)
+        other.load_state_dict(reducer.state_dict())
+        assert (str(other._per), radius_of(other)) == ("sample", 0.3)
+
+
+class TestSaid:
+    def test_tokens(self, caplog: pytest.LogCaptureFixture) -> None:
+        """A line that shows without any setup of logging, once."""
+        model, optimizer, reducer = attached()
+        for number in range(3):
+            step(model, optimizer, long_text, number)
+        (record,) = caplog.records
+        assert (record.name, record.levelno) == ("primum", logging.WARNING)
+        assert record.getMessage().startswith(
+            "primum: weighing tokens ([6, 9] positions of head 'head', each with a loss), "
+            "radius 0.1; pass per='token' to silence this"
+        )
+        assert "tokens harmed by a step" in reducer.summary_text()
+
+    def test_samples(self, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level(logging.INFO, "primum")
+        model, optimizer, reducer = attached()
+        step(model, optimizer, attention)
+        (record,) = caplog.records
+        assert record.levelno == logging.INFO
+        assert "weighing samples, radius 0.2: head 'head' has [6, 9]" in record.getMessage()
+        assert "samples harmed by a step" in reducer.summary_text()
+
+    @pytest.mark.parametrize("per", ["sample", "token"])
+    def test_not_if_asked_for(self, per: str, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level(logging.INFO, "primum")
+        model, optimizer, _ = attached(per=per)
+        step(model, optimizer, long_text)
+        assert not caplog.records
+
+    def test_not_where_there_is_no_choice(self, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level(logging.INFO, "primum")
+        model, optimizer = make()
+        primum.attach(model, optimizer)
+        train(model, optimizer, 2)
+        assert not caplog.records
+
+
+class TestVotes:
+    @pytest.mark.parametrize(
+        ("votes", "per"),
+        [
+            ([0], "auto"),
+            ([0, 0], "auto"),
+            ([1], "sample"),
+            ([2], "token"),
+            ([1, 2, 0], "token"),
+            ([0, 1], "sample"),
+            ([2, 3], "sample"),  # the second has decided, as one that ran alone before
+            ([4, 1], "token"),
+        ],
+    )
+    def test_all_decide_alike(self, votes: list[int], per: str) -> None:
+        own = Per("auto", "head", radius_follows=True)
+        recipe: Any = own.settle(votes, Primum(), said=True)
+        assert str(own) == per
+        assert recipe.radius == (0.1 if per == "token" else 0.2)
+
+    def test_what_a_rank_contributes(self) -> None:
+        own = Per("auto", "head")
+        assert own.vote == 0
+        own.look([gradient_of(long_text)])
+        assert own.vote == 2
+        own.look([gradient_of(attention)])
+        assert own.vote == 1
+        own.settle([own.vote], Primum(), said=True)
+        assert own.vote == 3
+        assert Per("token", "head").vote == 4
+
+    def test_one_that_had_decided_otherwise_follows(self) -> None:
+        own = Per("auto", "head")
+        own.settle([1], Primum(), said=True)
+        own.settle([4, own.vote], Primum(), said=True)
+        assert own.now == "token"
+
+
+def test_batches_of_the_loops_have_a_choice() -> None:
+    """What the other tests pass `per="sample"` for."""
+    model, optimizer = make()
+    reducer = primum.attach(model, optimizer)
+    given, targets = batch(0, 6, 5)
+    F.cross_entropy(model(given).transpose(1, 2), targets).backward()
+    assert report_of(reducer).per == "token"
