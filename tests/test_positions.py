@@ -332,7 +332,7 @@ class TestRadius:
             ({"recipe": Primum(radius=0.3), "per": "token"}, 0.3, 0.3),
             ({"recipe": Paper(PaperSettings(radius=0.3))}, 0.3, 0.3),
         ],
-        ids=str,
+        ids=lambda value: str(value).partition(" object")[0],
     )
     def test_it_follows_unless_given(
         self, settings: dict[str, Any], before: float, after: float

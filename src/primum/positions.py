@@ -102,7 +102,7 @@ class Per:
         return recipe
 
     def decide(self, terms: str, shape: torch.Size, recipe: Recipe) -> Recipe:
-        """Decide where the loss is known to have a term for each "sample" or "token", if it is open.
+        """Decide, if it is open, where the loss is known to have a term per "sample" or "token".
 
         `shape` is that of the head's input without its last dimension. Returns the recipe to use.
         """
