@@ -9,9 +9,10 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from primum.adapted import find_place
 from primum.checks import check_head, check_order, grad_scaler, optimizers_in, owner_of
-from primum.find import find_head, given_head
 from primum.hook import hooked
+from primum.outlet import Outlet
 from primum.ranks import Scope
 from primum.recipe import Primum, Recipe
 from primum.reducer import Reducer
@@ -125,9 +126,14 @@ def detach(model: nn.Module) -> None:
         >>> primum.detach(model)
     """
     for module in model.modules():
-        for listener in hooked(module):
-            if isinstance(getattr(listener, "owner", None), Reducer):
-                listener.owner.remove()
+        _remove_from(module, object)
+
+
+def _remove_from(module: nn.Module, kind: type) -> None:
+    for listener in hooked(module):
+        owner = getattr(listener, "owner", None)
+        if isinstance(owner, Reducer) and isinstance(listener, kind):
+            owner.remove()
 
 
 def _recipe(recipe: Recipe | str, **settings: Any) -> Recipe:
@@ -167,10 +173,11 @@ def _make(
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
     scaler = grad_scaler(scaler)
-    linear = find_head(model) if head is None else given_head(model, head)
-    name = next((n for n, m in model.named_modules() if m is linear), "") or "head"
-    check_head(model, linear, name)
     optimizers = list(optimizers_in(optimizer))
+    place = find_place(model, head, optimizers)
+    linear, names = place.head, {id(each): name for name, each in model.named_modules()}
+    name = names.get(id(linear), "") or "head"
+    check_head(model, linear, name)
     weight_owner = owner_of(optimizers, linear.weight)
     if weight_owner is None:
         raise ValueError(
@@ -186,6 +193,14 @@ def _make(
         check_order(owner, getattr(linear, part))
     scope = Scope(*reach, model)
     detach(linear)  # attaching again replaces what was there
-    checked = head is None and model is not linear
-    options = Options(apply, per, scaler, scope, name, check_output=checked)
+    if place.output is not None:
+        _remove_from(place.output, Outlet)
+    checked = head is None and model not in (linear, place.output)
+    output_name = names.get(id(place.output), "") or "the model"
+    options = Options(
+        *(apply, per, scaler, scope, name),
+        check_output=checked,
+        output=place.output,
+        output_name=output_name if place.output is not None else "",
+    )
     return Reducer(model, linear, owners, recipe, options)

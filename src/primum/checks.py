@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from primum.update import predict
 
 
-def _is_affine(head: nn.Linear) -> bool:
+def is_affine(head: nn.Linear) -> bool:
     """Whether a subclass with a `forward` of its own computes what nn.Linear does."""
     if type(head).forward is nn.Linear.forward:
         return True
@@ -54,7 +54,7 @@ def check_head(model: nn.Module, head: nn.Linear, name: str) -> None:
             "primum needs the whole weight on every rank: use DistributedDataParallel, or keep the "
             'head out of it, average its gradients over ranks and pass scope="global"'
         )
-    if not _is_affine(head):
+    if not is_affine(head):
         raise ValueError(
             f"{name} is a {type(head).__name__} whose output is not weight @ input + bias (a "
             "normalised or scaled head), so its gradients are not those of a linear layer; pass "

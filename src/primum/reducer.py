@@ -14,12 +14,12 @@ from torch.optim import Optimizer
 
 from primum.capture import Listener, Pass, rows_of
 from primum.compat import eager, parameter
-from primum.output_check import OutputCheck
 from primum.ranks import Ranks
 from primum.recipe import Recipe
 from primum.report import StepReport
 from primum.summary import summary_of
-from primum.weighing import Features, Options, Weighing
+from primum.weighing import Features, Options
+from primum.weighing_at_output import WeighingAtOutput
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -44,7 +44,7 @@ def _guarded(method: Method) -> Method:
     return cast(Method, call)
 
 
-class Reducer(Weighing):
+class Reducer(WeighingAtOutput):
     """Reweights each sample's gradient at the head's output; made by `attach` and `observe`.
 
     Trouble in a step (values that are not finite, a head in eval mode, an error of ours) leaves its
@@ -53,7 +53,9 @@ class Reducer(Weighing):
 
     Attributes:
         enabled: Set to False to pause, to True to go on. What counts is its value in `backward`.
-        head_name: The head's dotted name in the model.
+        head_name: The dotted name in the model of the layer that is measured.
+        output_name: That of the module at whose output the weights go in: the same, or, if the
+            head is frozen or no plain linear layer, the head.
     """
 
     def __init__(
@@ -66,13 +68,9 @@ class Reducer(Weighing):
     ) -> None:
         super().__init__(model, head, owners, recipe, options)
         self.enabled, self.head_name = True, options.name
-        self.marked = False  # whether the head has run in eager mode, for the `OutputCheck`
         # The head owns the listener, and that owns us: weak references upwards make no cycle.
-        self._listener: weakref.ref[Listener] | None = weakref.ref(Listener(head, self))
-        self._output_check = None
-        if options.check_output:
-            warn = partial(self._monitor.warn, "output")
-            self._output_check = OutputCheck(model, weakref.ref(self), options.name, warn)
+        listener = Listener(head, self, carries=options.output is None)
+        self._listener: weakref.ref[Listener] | None = weakref.ref(listener)
 
     # --- what a user calls ------------------------------------------------------------------------
 
@@ -88,7 +86,7 @@ class Reducer(Weighing):
 
     @property
     def head(self) -> nn.Linear | None:
-        """The layer whose gradients are reweighted; None if the model is gone."""
+        """The layer whose gradients are measured; None if the model is gone."""
         return self._head()
 
     def __repr__(self) -> str:
@@ -97,8 +95,10 @@ class Reducer(Weighing):
         found = [(name, getattr(recipe, name, None)) for name in ("radius", "max_extra_weight")]
         settings = [f"{name}={value:g}" for name, value in found if value is not None]
         state = "attached" if self._listener else "removed"
+        at = "" if self._outlet is None else f"weights at {self.output_name!r}, "
         return (
-            f"Reducer(head={self.head_name!r}{shape}, optimizer={type(self.optimizer).__name__}, "
+            f"Reducer(head={self.head_name!r}{shape}, {at}"
+            f"optimizer={type(self.optimizer).__name__}, "
             f"recipe={recipe.name!r}{', ' * bool(settings)}{', '.join(settings)}, "
             f"per={self._per!r}, apply={self._apply}, {state}, steps={self._monitor.steps}, "
             f"fallbacks={self._monitor.fallbacks.value.tolist()})"  # SYNC: asked for
@@ -123,8 +123,7 @@ class Reducer(Weighing):
         if listener is not None:
             listener.remove()
         self._monitor.remove()
-        if self._output_check is not None:
-            self._output_check.remove()
+        self._remove_from_model()
         self._listener = self._last = None
         self._recent.clear()
 
@@ -245,6 +244,9 @@ class Reducer(Weighing):
             return  # frozen for this pass: it trains something else
         made = Pass(self, own, features, output)
         self.marked = True
+        outlet = None if self._outlet is None else self._outlet()
+        if outlet is not None:
+            outlet.opened(made)
         made.ranks = self._ranks(eager=True)
         hook: Callable[[Tensor], Tensor | None] = partial(self._on_gradient, made)
         output.register_hook(hook)  # type: ignore[no-untyped-call]
@@ -256,6 +258,8 @@ class Reducer(Weighing):
         head = self._head()
         if head is None or parameter(head, "weight") is not made.weight or not made.trains_head():
             return None  # a gradient for another purpose, or of other weights
+        if self._outlet is not None and not made.weighed:
+            return None  # weighed at the output
         if made.weighed or made.differentiated:
             self._monitor.passes += 1
             if made.differentiated:
@@ -285,10 +289,3 @@ class Reducer(Weighing):
 
     def _active(self) -> bool:
         return self.enabled and self._listener is not None
-
-    def _ranks(self, *, eager: bool) -> Ranks | None:
-        ranks = self._scope.ranks(eager=eager)
-        alone = self._scope.why_alone() if ranks is None else None
-        if alone is not None:
-            self._monitor.warn(*alone)
-        return ranks

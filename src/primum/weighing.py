@@ -34,7 +34,10 @@ RECENT = 10  # reports kept for the summary
 
 @dataclass(frozen=True)
 class Options:
-    """How a head is weighed, as `attach` was asked; `name` is the head's."""
+    """How a head is weighed, as `attach` was asked; `name` is the head's.
+
+    `output`, of the name `output_name`, is the module whose output is weighed, if not the head.
+    """
 
     apply: bool
     per: str
@@ -42,6 +45,8 @@ class Options:
     scope: Scope
     name: str
     check_output: bool = False
+    output: nn.Module | None = None
+    output_name: str = ""
 
 
 class Weighing:
