@@ -14,6 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from primum.checks import is_affine, owner_of
+from primum.compat import parameter
 from primum.find import HEAD_NAMES, ends_of, find_head, given_module, is_linear, trained_copy
 from primum.find import given_head as given_linear
 from primum.widths import children_of
@@ -71,10 +72,8 @@ def _end(model: nn.Module) -> nn.Module | None:
 
 def _unusual(module: nn.Module) -> bool:
     """Whether no step of the module itself can be predicted: frozen, computed, not affine."""
-    if not is_linear(module):
-        return True
-    weight = module.weight
-    if not isinstance(weight, nn.Parameter) or not weight.requires_grad:
+    weight = parameter(module, "weight")  # not `.weight`: to compute it may change its state
+    if not is_linear(module) or weight is None or not weight.requires_grad:
         return True
     plain = not (isinstance(weight, nn.parameter.UninitializedParameter) or weight.is_meta)
     return plain and weight.dim() == 2 and not is_affine(module)
@@ -102,17 +101,33 @@ def _own_kind(module: nn.Module) -> nn.Module | None:
 
 
 def _is_adapter(module: nn.Module) -> bool:
-    """Whether linear layers that are trained correct the output of a frozen one, as in LoRA."""
+    """Whether linear layers that are trained correct the output of a frozen one, as in LoRA.
+
+    PEFT's layers keep the frozen one as `base_layer`. In others, it is all that is frozen, and a
+    chain of linear layers beside it takes and gives as many features.
+    """
     if isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict):
         return False
-    children = (child for child in module.children() if is_linear(child))
-    base = next((child for child in children if not child.weight.requires_grad), None)
-    if base is None:
+    children = {name: child for name, child in module.named_children() if is_linear(child)}
+    frozen = [child for child in children.values() if not _has_trained(child)]
+    beside = [each for each in module.modules() if is_linear(each) and each not in frozen]
+    if len(frozen) != 1 or not any(_has_trained(each) for each in beside):
         return False
-    inner = [each for each in module.modules() if is_linear(each) and each is not base]
-    trained = [each for each in inner if each.weight.requires_grad]
-    first = any(each.in_features == base.in_features for each in trained)
-    return first and any(each.out_features == base.out_features for each in trained)
+    (base,) = frozen
+    if children.get("base_layer") is base:
+        return True
+    own = {id(p) for each in (base, *beside) for p in each.parameters()}
+    fixed = {id(p) for p in base.parameters()}
+    others = [p for p in module.parameters() if id(p) not in fixed]
+    if not all(p.requires_grad and id(p) in own for p in others):
+        return False
+    return beside[0].in_features == base.in_features and (
+        beside[-1].out_features == base.out_features
+    )
+
+
+def _has_trained(module: nn.Module) -> bool:
+    return any(each.requires_grad for each in module.parameters())
 
 
 def _around(layer: nn.Module, model: nn.Module) -> nn.Module:

@@ -39,7 +39,8 @@ def check_head(model: nn.Module, head: nn.Linear, name: str) -> None:
     if not isinstance(weight, nn.Parameter):
         raise ValueError(
             f"{name}.weight is computed from other parameters (weight norm, a parametrization), so "
-            "no optimizer holds it; primum needs a plain nn.Linear as head"
+            "no optimizer holds it, and no nn.Linear before it is trained, in which to measure "
+            "instead; primum needs one"
         )
     if isinstance(weight, nn.parameter.UninitializedParameter) or weight.is_meta:
         raise ValueError(
@@ -57,13 +58,15 @@ def check_head(model: nn.Module, head: nn.Linear, name: str) -> None:
     if not is_affine(head):
         raise ValueError(
             f"{name} is a {type(head).__name__} whose output is not weight @ input + bias (a "
-            "normalised or scaled head), so its gradients are not those of a linear layer; pass "
-            "head= a plain nn.Linear"
+            "normalised or scaled head), so its gradients are not those of a linear layer, and "
+            "no nn.Linear before it is trained, in which to measure instead; pass head= a plain "
+            "nn.Linear"
         )
     if not weight.requires_grad:
         raise ValueError(
-            f"{name}.weight is frozen (requires_grad=False), so no step changes it; "
-            "unfreeze it or pass the head that is trained (with PEFT: list it in modules_to_save)"
+            f"{name}.weight is frozen (requires_grad=False), so no step changes it, and no "
+            "nn.Linear before it is trained, in which to measure instead; unfreeze it or pass the "
+            "head that is trained (with PEFT: list it in modules_to_save)"
         )
 
 

@@ -54,7 +54,7 @@ def find_head(model: nn.Module) -> nn.Linear:
     if ends and all(isinstance(end, CONVOLUTIONS) for end in ends):
         raise ValueError(
             f"the output seems to be made by {shown[0]}, but primum needs a model that ends in an "
-            f"nn.Linear; {candidates(model)}"
+            f"nn.Linear, or has a trained one before that; {candidates(model)}"
         )
     why = f"{' and '.join(shown)} may each make an output; " if ends else ""
     raise ValueError(f"cannot tell which layer is the head; {why}{candidates(model)}")
