@@ -301,8 +301,10 @@ def layer_table(rows: list[dict[str, Any]]) -> str:
 
 def price_table(rows: list[dict[str, Any]]) -> str:
     lines = [
-        [row["adapters"], row["measured in"], f"{row['operations']:+.1%}"]
-        + ["{:.2f} ({:.2f} to {:.2f})".format(*row["time"])]
+        [
+            *(row["adapters"], row["measured in"], f"{row['operations']:+.1%}"),
+            "{:.2f} ({:.2f} to {:.2f})".format(*row["time"]),
+        ]
         for row in rows
     ]
     return markdown_table(["adapters", "measured in", "operations", "time of a step, ×"], lines)
