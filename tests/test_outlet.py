@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import pickle
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -199,6 +200,20 @@ class TestTokens:
         losses_on(1, 12, 5)(model).sum().backward()
         assert report_of(reducer).fallbacks == 2
 
+    def test_positions_that_are_mixed_in_the_explicit_form(self) -> None:
+        model = Blocks()
+        _, reducer = started(model, per="token")
+        with pytest.raises(ValueError, match=r'positions depend .* pass per="sample"'):
+            reducer(60 * losses_on(0, 12, 5)(model))
+
+    def test_positions_of_their_own_in_the_explicit_form(self) -> None:
+        torch.manual_seed(0)
+        model = lora_below().double()
+        optimizer, reducer = started(model, per="token")
+        settings: dict[str, Any] = {"head": "2.mix.lora_b", "lr": SGD["lr"], "by_call": True}
+        for number in range(2):
+            check_step(model, [optimizer], reducer, losses_on(number, 6, 4), **settings)
+
 
 def test_samples_that_are_coupled_are_warned_of_once() -> None:
     model = net(frozen_head(), nn.BatchNorm1d(8))
@@ -206,6 +221,17 @@ def test_samples_that_are_coupled_are_warned_of_once() -> None:
     with pytest.warns(RuntimeWarning, match="samples depend on each other between the layer"):
         losses_on(0, 12)(model).sum().backward()
     losses_on(1, 12)(model).sum().backward()
+    assert report_of(reducer).applied
+
+
+def test_values_that_are_not_finite_say_nothing_of_samples() -> None:
+    model = lora_below()
+    _, reducer = started(model)
+    with pytest.warns(RuntimeWarning, match="its values were not finite") as caught:
+        model(torch.full((12, 6), torch.nan)).sum().backward()
+    assert len(caught) == 1
+    model.zero_grad()
+    losses_on(0, 12)(model).sum().backward()
     assert report_of(reducer).applied
 
 
@@ -438,10 +464,13 @@ class TestLifetime:
     def test_removed_without_a_trace(self) -> None:
         model = lora_below()
         before = [(dict(vars(each)), len(each._forward_hooks)) for each in model.modules()]
+        saved = pickle.dumps(model)
         for leave in ("remove", "detach"):
             _, reducer = started(model)
             assert len(model[4]._forward_hooks) == 1
+            assert pickle.dumps(model) == saved
             losses_on(0, 12)(model).sum().backward()
+            model.zero_grad()
             reducer.remove() if leave == "remove" else primum.detach(model)
             after = [(dict(vars(each)), len(each._forward_hooks)) for each in model.modules()]
             assert after == before

@@ -43,10 +43,13 @@ def attach(
     w >= 0 that limit how much the step raises the loss of single samples.
 
     Args:
-        model: Any module that ends in an `nn.Linear`.
+        model: Any module that ends in an `nn.Linear`. If that is frozen (LoRA) or the head is of
+            another kind (weight-normed, scaled, a convolution), interference is measured in the
+            last `nn.Linear` before it that is trained; `print(reducer)` says which.
         optimizer: The optimizer that holds the head's parameters; several, or a wrapper with an
             `.optimizer`, are searched for it.
-        head: The last linear layer, as a module or by its dotted name. Found if not given.
+        head: The last linear layer, as a module or by its dotted name. Found if not given. An
+            inner layer is measured, and the weights go in at the model's output.
         radius: How far the step may be changed, relative to its own size. 0 is plain training.
         max_extra_weight: No sample's gradient counts more than `1 + max_extra_weight` times.
         max_iters: Most solver iterations per step; on accelerators and over ranks, the number.

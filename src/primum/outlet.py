@@ -128,50 +128,46 @@ class Outlet:
             self._busy = False
         return [each.detach() for each in carried]
 
-    def check(
+    def mixes(
         self,
         edge: GradientEdge,
         gradient: Tensor,
         calls: Sequence[GradientEdge],
-        per: str,
         warn: Callable[[str, str], None],
-    ) -> None:
-        """Warn of samples, refuse positions that are coupled between the layer and the output."""
+    ) -> bool:
+        """Whether positions depend on each other after the layer; warns of samples that do.
+
+        Known from the first pass whose values are finite, by one more second pass: with a gradient
+        at the last position of the last sample alone.
+        """
         if self._spreads is None:
-            self._spreads = self._probe(edge, gradient, calls)
-        samples, positions = self._spreads
+            alone = torch.zeros_like(gradient, memory_format=torch.contiguous_format)
+            last = alone[-1] if alone.dim() < 3 else alone[-1].view(-1, alone.shape[-1])[-1]
+            last.copy_(torch.arange(last.numel(), device=last.device).cos().view(last.shape))
+            self._spreads = spreads(self.carry(edge, alone, calls))
+        samples, positions = self._spreads or (False, False)
         if samples:
             warn(
                 "coupled",
-                f"samples depend on each other between the layer that is measured and "
+                "samples depend on each other between the layer that is measured and "
                 f"{self._name!r} (batch norm, attention over the batch, another batch dimension), "
                 "so what is measured there is only roughly each sample's own",
             )
-        if positions and per == "token":
-            raise Plain(
-                f"positions depend on each other between the layer that is measured and "
-                f"{self._name!r} (attention, pooling), so single tokens cannot be measured there; "
-                'pass per="sample"'
-            )
+        return samples or positions
 
-    def _probe(
-        self, edge: GradientEdge, gradient: Tensor, calls: Sequence[GradientEdge]
-    ) -> tuple[bool, bool]:
-        """Whether the last position of the last sample depends on other samples, on others.
 
-        One more second pass, in the first step alone, with a gradient at that position.
-        """
-        alone = torch.zeros_like(gradient, memory_format=torch.contiguous_format)
-        last = alone[-1] if alone.dim() < 3 else alone[-1].view(-1, alone.shape[-1])[-1]
-        last.copy_(torch.arange(last.numel(), device=last.device).cos().view(last.shape))
-        samples = positions = False
-        for each in self.carry(edge, alone, calls):
-            if each.dim() < 2:
-                continue
-            rows = each.reshape(len(each), -1, each.shape[-1])
-            samples = samples or bool(rows[:-1].any())  # SYNC: once
-            positions = positions or samples or bool(rows[-1, :-1].any())  # SYNC: once
-        return samples, positions
+def spreads(carried: Sequence[Tensor]) -> tuple[bool, bool] | None:
+    """Whether gradients reach more samples than the last, and more positions of that.
+
+    Those of something that belongs to one position of the last sample. None if not finite.
+    """
+    found = []
+    for each in carried:
+        rows = each.unsqueeze(0) if each.dim() == 1 else each.reshape(len(each), -1, each.shape[-1])
+        own = rows[-1].any(-1)
+        found.append(torch.stack((rows[:-1].any(), own.sum() > 1, ~rows.isfinite().all())))
+    samples, positions, unknown = torch.stack(found).any(0).tolist()  # SYNC: once
+    return None if unknown else (samples, positions)
 
 
 def weigh_rows(gradient: Tensor, extra_weights: Tensor, per: str) -> Tensor:

@@ -213,6 +213,7 @@ class Reducer(WeighingAtOutput):
                         f"the head saw {rows_of(gradient, self._per)} {self._per}s, "
                         f"but there are {losses.numel()} losses"
                     )
+            self._check_losses(losses, list(passes.values()))
             features = [each.features for each in passes]
             training = all(each.training for each in passes)
             weighted = self._weigh(gradients, features, training, first.ranks, explicit=True)

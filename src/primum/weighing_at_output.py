@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
 from torch.optim import Optimizer
 
 from primum.capture import Pass
@@ -41,6 +43,7 @@ class WeighingAtOutput(Weighing):
         self._name = options.name
         self.output_name = options.output_name or options.name
         self.marked = False  # whether the head has run in eager mode, for the `OutputCheck`
+        self._checked = False
         self._outlet: weakref.ref[Outlet] | None = None
         marks: Callable[[], WeighingAtOutput | Outlet | None] = weakref.ref(self)
         if options.output is not None:
@@ -119,9 +122,12 @@ class WeighingAtOutput(Weighing):
                     "layer that is"
                 )
             edges = list(calls.values())
+            began = time.perf_counter()
             carried = outlet.carry(edge, gradient, edges)
+            self._monitor.spend(time.perf_counter() - began)
             check_rows(gradient, carried, self._per)
-            outlet.check(edge, gradient, edges, self._per, self._monitor.warn)
+            if outlet.mixes(edge, gradient, edges, self._monitor.warn) and self._per == "token":
+                raise Plain(self._mixed)
         except Warning:
             raise
         except Exception as error:
@@ -134,6 +140,25 @@ class WeighingAtOutput(Weighing):
             return None
         with torch.set_grad_enabled(gradient.requires_grad):  # under `create_graph=True`
             return weigh_rows(gradient, weights, self._per)
+
+    @property
+    def _mixed(self) -> str:
+        return (
+            f"positions depend on each other between {self._name!r}, which is measured, and "
+            f"{self.output_name!r} (attention, pooling), so single tokens cannot be measured "
+            'there; pass per="sample"'
+        )
+
+    def _check_losses(self, losses: Tensor, calls: list[GradientEdge]) -> None:
+        """In the explicit form: refuse losses of tokens that depend on other tokens."""
+        if self._outlet is None or self._per != "token" or self._checked:
+            return
+        self._checked = True
+        last = losses.detach().flatten().nonzero()[-1:].flatten()  # SYNC: once
+        alone = losses.flatten()[last].sum()
+        for each in torch.autograd.grad(alone, calls, retain_graph=True):
+            if each.flatten(0, -2).any(-1).sum() > 1:  # SYNC: once
+                raise ValueError(self._mixed)
 
     def _weights_of(
         self,
