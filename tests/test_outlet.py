@@ -377,6 +377,37 @@ class TestLoops:
         assert trained(model)[0].grad.requires_grad
         model.zero_grad()
 
+    def test_two_losses_on_one_graph(self) -> None:
+        """Each backward pass has weights of its own."""
+        torch.manual_seed(0)
+        model = lora_below().double()
+        _, reducer = started(model)
+        twin = copy.deepcopy(model)
+        inputs, labels = batch(0, 12)
+        logits, others = model(inputs), twin(inputs)
+        total = torch.zeros(12, dtype=torch.float64)
+        for part in range(2):
+            for own in (logits, others):
+                losses = F.cross_entropy(own, (labels + part) % 4, reduction="none") / 12
+                if own is logits:
+                    losses.sum().backward(retain_graph=part == 0)
+                else:
+                    total = total + (1 + report_of(reducer).extra_weights) * losses
+        total.sum().backward()
+        assert report_of(reducer).fallbacks == 0
+        found, wanted = (flat([p.grad for p in trained(each)]) for each in (model, twin))
+        assert (found - wanted).norm() <= 1e-10 * wanted.norm()
+
+    def test_gradients_returned_and_not_accumulated(self) -> None:
+        torch.manual_seed(0)
+        model = lora_below().double()
+        _, reducer = started(model)
+        twin = copy.deepcopy(model)
+        found = flat(torch.autograd.grad(losses_on(0, 12)(model).sum(), trained(model)))
+        w = report_of(reducer).extra_weights
+        wanted = flat(torch.autograd.grad(((1 + w) * losses_on(0, 12)(twin)).sum(), trained(twin)))
+        assert (found - wanted).norm() <= 1e-10 * wanted.norm()
+
     def test_gradients_for_other_purposes_stay_plain(self) -> None:
         model = lora_below()
         _, reducer = started(model)

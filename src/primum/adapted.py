@@ -161,6 +161,9 @@ def _last_before(
 
 
 def _trained(modules: Iterable[nn.Module], optimizers: Sequence[Optimizer]) -> Iterator[nn.Linear]:
+    """Those that can be measured: not sharded ones, whose blocks a second pass would reshard."""
     for each in modules:
-        if is_linear(each) and not _unusual(each) and owner_of(list(optimizers), each.weight):
+        if not is_linear(each) or _unusual(each) or hasattr(each.weight, "__tensor_flatten__"):
+            continue
+        if owner_of(list(optimizers), each.weight) is not None:
             yield each

@@ -54,7 +54,7 @@ class Outlet:
         self._owner = weakref.ref(owner)
         self._name = name
         self.marked = False
-        self._open: list[weakref.ref[Pass]] = []  # calls of the layer that await a gradient
+        self._calls: list[weakref.ref[Pass]] = []  # of the layer, as far as their graphs live
         self._busy = False
         self._spreads: tuple[bool, bool] | None = None  # over samples, over positions
         self._hook = Hook(module, self)
@@ -65,12 +65,12 @@ class Outlet:
 
     def remove(self) -> None:
         self._hook.remove()
-        self._open.clear()
+        self._calls.clear()
 
-    def opened(self, made: Pass) -> None:
+    def called(self, made: Pass) -> None:
         """The layer that is measured ran."""
-        self._open = [each for each in self._open if _awaits(each())]
-        self._open.append(weakref.ref(made))
+        self._calls = [each for each in self._calls if each() is not None]
+        self._calls.append(weakref.ref(made))
 
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
@@ -111,9 +111,10 @@ class Outlet:
         return GradientEdge(node, output)
 
     def passes(self, edge: GradientEdge, key: object) -> dict[Pass, GradientEdge]:
-        """The calls of the layer that lie behind the output."""
-        waiting = sum(_awaits(each()) for each in self._open)
-        return Pass.behind(edge.node, key, most=waiting) if waiting else {}
+        """The calls of the layer that lie behind the output; of a graph used before, as well."""
+        alive = [made for made in (each() for each in self._calls) if made is not None]
+        most = sum(made.awaits for made in alive) or len(alive)
+        return Pass.behind(edge.node, key, most=most) if most else {}
 
     def carry(
         self, edge: GradientEdge, gradient: Tensor, calls: Sequence[GradientEdge]
@@ -186,7 +187,3 @@ def check_rows(gradient: Tensor, carried: Sequence[Tensor], per: str) -> None:
                 f"the layer that is measured saw {rows_of(each, per)} {per}s, but the output has "
                 f"{rows}; pass head= a layer whose first dimension is the batch"
             )
-
-
-def _awaits(made: Pass | None) -> bool:
-    return made is not None and made.awaits

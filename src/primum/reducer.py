@@ -247,7 +247,7 @@ class Reducer(WeighingAtOutput):
         self.marked = True
         outlet = None if self._outlet is None else self._outlet()
         if outlet is not None:
-            outlet.opened(made)
+            outlet.called(made)
         made.ranks = self._ranks(eager=True)
         hook: Callable[[Tensor], Tensor | None] = partial(self._on_gradient, made)
         output.register_hook(hook)  # type: ignore[no-untyped-call]
