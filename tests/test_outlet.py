@@ -542,9 +542,11 @@ class TestLifetime:
         gc.collect()
         assert found() is None
 
-    def test_says_what_is_measured_where(self) -> None:
+    def test_says_what_is_measured_where(self, caplog: pytest.LogCaptureFixture) -> None:
         model = lora_below()
-        _, reducer = started(model)
+        with caplog.at_level("INFO", logger="primum"):
+            _, reducer = started(model)
+        assert "measured in '2.mix.lora_b', and the weights go in at '4'" in caplog.text
         assert "head='2.mix.lora_b' (2 -> 8), weights at '4'" in repr(reducer)
         assert reducer.head_name in reducer.summary_text()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from importlib import import_module
 from typing import Any
@@ -206,4 +207,7 @@ def _make(
         output=place.output,
         output_name=output_name if place.output is not None else "",
     )
+    if place.output is not None:
+        where = "primum: interference is measured in %r, and the weights go in at %r"
+        logging.getLogger("primum").info(where, name, output_name)
     return Reducer(model, linear, owners, recipe, options)
