@@ -86,8 +86,9 @@ class TestHead:
 
     @ATTACH
     def test_frozen(self, attach: Callable[..., Reducer]) -> None:
+        """With nothing trained before it; see `test_adapted.py` for what is."""
         model, optimizer = make()
-        model[2].weight.requires_grad_(False)
+        model.requires_grad_(False)
         with pytest.raises(ValueError, match=r"2\.weight is frozen .*unfreeze it or pass the"):
             attach(model, optimizer)
 
@@ -114,13 +115,15 @@ class TestHead:
     )
     def test_parametrised(self, wrap: Callable[[nn.Module], nn.Module]) -> None:
         model, _ = make()
+        model[0].requires_grad_(False)
         wrap(model[2])
         optimizer = optim.SGD(model.parameters(), lr=0.1)
-        with pytest.raises(ValueError, match=r"2\.weight is computed .*needs a plain nn\.Linear"):
+        with pytest.raises(ValueError, match=r"2\.weight is computed .*in which to measure inst"):
             primum.attach(model, optimizer)
 
     def test_old_weight_norm(self) -> None:
         model, _ = make()
+        model[0].requires_grad_(False)
         with pytest.warns(FutureWarning):
             nn.utils.weight_norm(model[2])
         optimizer = optim.SGD(model.parameters(), lr=0.1)

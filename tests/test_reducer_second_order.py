@@ -152,7 +152,7 @@ class Named(nn.Linear):
 
 class TestSubclasses:
     def test_a_head_that_is_not_affine_is_refused(self) -> None:
-        model = nn.Sequential(nn.Linear(4, 8), Cosine(8, 3, bias=False))
+        model = nn.Sequential(nn.Tanh(), Cosine(8, 3, bias=False))
         with pytest.raises(ValueError, match=r"Cosine whose output is not weight @ input \+ bias"):
             primum.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
 

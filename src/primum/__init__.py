@@ -8,12 +8,15 @@ The map of the package; data flows down the numbers, imports never point up:
     attach.py       the one line: make a Reducer (checks.py: what it refuses)
     bypass.py       losses that use the head's weight and never call the head
     find.py         which layer is the head (widths.py: what modules take and give)
+    adapted.py      which layer is measured if the head is frozen or no plain linear layer
     output_check.py does the head's output reach the model's?
     reducer.py      what a user holds: hooks, the explicit form
     fused.py        the loss of a head that is never called, `reducer.linear_cross_entropy`
                     (fused_op.py: as an operation of torch; streamed.py: its gradients in blocks;
                     blockwise.py: 2 and 3 from these)
     weighing.py     one backward pass: gradients in, weighted gradients out; all state
+                    (weighing_at_output.py: measured in an earlier layer)
+    outlet.py       the hook at the output then, and the way back to that layer
     monitor.py      notices training that bypasses the hook, discarded gradients, time spent
                     (steps.py: one hook on the steps of all optimizers)
     capture.py   1  the head's input and the gradient at its output: the hook

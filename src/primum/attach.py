@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from importlib import import_module
 from typing import Any
@@ -9,10 +10,11 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from primum.adapted import find_place
 from primum.bypass import bypassed
 from primum.checks import check_head, check_order, grad_scaler, optimizers_in, owner_of
-from primum.find import find_head, given_head
 from primum.hook import hooked
+from primum.outlet import Outlet
 from primum.positions import RADIUS, Per
 from primum.ranks import Scope
 from primum.recipe import Primum, Recipe
@@ -45,10 +47,13 @@ def attach(
     w >= 0 that limit how much the step raises the loss of single samples.
 
     Args:
-        model: Any module that ends in an `nn.Linear`.
+        model: Any module that ends in an `nn.Linear`. If that is frozen (LoRA) or the head is of
+            another kind (weight-normed, scaled, a convolution), interference is measured in the
+            last `nn.Linear` before it that is trained; `print(reducer)` says which.
         optimizer: The optimizer that holds the head's parameters; several, or a wrapper with an
             `.optimizer`, are searched for it.
-        head: The last linear layer, as a module or by its dotted name. Found if not given.
+        head: The last linear layer, as a module or by its dotted name. Found if not given. An
+            inner layer is measured, and the weights go in at the model's output.
         radius: How far the step may be changed, relative to its own size. 0 is plain training. By
             default 0.2 where samples are weighed and 0.1 where tokens are; the paper's recipe
             always has 0.2, and a recipe object its own.
@@ -139,9 +144,14 @@ def detach(model: nn.Module) -> None:
         >>> primum.detach(model)
     """
     for module in model.modules():
-        for listener in hooked(module):
-            if isinstance(getattr(listener, "owner", None), Reducer):
-                listener.owner.remove()
+        _remove_from(module, object)
+
+
+def _remove_from(module: nn.Module, kind: type) -> None:
+    for listener in hooked(module):
+        owner = getattr(listener, "owner", None)
+        if isinstance(owner, Reducer) and isinstance(listener, kind):
+            owner.remove()
 
 
 def _recipe(recipe: Recipe | str, *, radius: float | None, per: str, **settings: Any) -> Recipe:
@@ -181,11 +191,11 @@ def _make(
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
     scaler = grad_scaler(scaler)
-    linear = find_head(model) if head is None else given_head(model, head)
-    name = next((n for n, m in model.named_modules() if m is linear), "") or "head"
-    check_head(model, linear, name)
-    per = Per(asked[0], name, radius_follows=asked[1])
     optimizers = list(optimizers_in(optimizer))
+    place = find_place(model, head, optimizers)
+    linear, names = place.head, {id(each): name for name, each in model.named_modules()}
+    name = names.get(id(linear), "") or "head"
+    check_head(model, linear, name)
     weight_owner = owner_of(optimizers, linear.weight)
     if weight_owner is None:
         raise ValueError(
@@ -201,8 +211,20 @@ def _make(
         check_order(owner, getattr(linear, part))
     scope = Scope(*reach, model)
     detach(linear)  # attaching again replaces what was there
-    checked = head is None and model is not linear
-    options = Options(apply, per, scaler, scope, name, check_output=checked)
+    if place.output is not None:
+        _remove_from(place.output, Outlet)
+    checked = head is None and model not in (linear, place.output)
+    output_name = names.get(id(place.output), "") or "the model"
+    options = Options(
+        *(apply, Per(asked[0], name, radius_follows=asked[1]), scaler, scope, name),
+        check_output=checked,
+        output=place.output,
+        output_name=output_name if place.output is not None else "",
+    )
+    if place.output is not None:
+        where = "primum: interference is measured in %r, and the weights go in at %r"
+        logging.getLogger("primum").info(where, name, output_name)
     reducer = Reducer(model, linear, owners, recipe, options)
-    reducer.warn_if_bypassed(bypassed(model, linear, name))
+    if place.output is None:
+        reducer.warn_if_bypassed(bypassed(model, linear, name))
     return reducer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -61,6 +62,11 @@ class Pass:
     def release(self) -> None:
         self._strong = None
 
+    @property
+    def awaits(self) -> bool:
+        """Whether no gradient has arrived so far."""
+        return self._strong is not None
+
     def trains_head(self) -> bool:
         """Whether the backward pass under way will add to the gradient of the head's weight.
 
@@ -76,13 +82,18 @@ class Pass:
         return made
 
     @staticmethod
-    def behind(losses: Tensor, key: object) -> dict[Pass, GradientEdge]:
-        """The calls of the head that `losses` were computed from, and where in the graph."""
+    def behind(
+        start: Tensor | Node, key: object, most: int | None = None
+    ) -> dict[Pass, GradientEdge]:
+        """The calls of the head that losses depend on, the nearest first, and where they are.
+
+        The search ends with `most` of them, if given.
+        """
         found: dict[Pass, GradientEdge] = {}
         seen: set[Node | None] = {None}
-        waiting = [losses.grad_fn]
-        while waiting:
-            node = waiting.pop()
+        waiting = deque([start.grad_fn if isinstance(start, Tensor) else start])
+        while waiting and len(found) != most:
+            node = waiting.popleft()
             if node is None or node in seen:
                 continue
             seen.add(node)
@@ -92,6 +103,11 @@ class Pass:
             else:
                 waiting.extend(below for below, _ in node.next_functions)
         return found
+
+
+def mark(node: Node, key: object) -> None:
+    """Mark a node, for those who look for it: `Pass.of` is then not None."""
+    _notes(node)[key] = True
 
 
 def _notes(node: Node) -> dict[object, Any]:
@@ -218,11 +234,13 @@ class Listener:
 
     An eager call of the head goes to `owner.on_forward`. In a graph made by torch.compile there is
     no such moment: the output goes through `Carry`, and `owner.on_compiled` gives the gradient in
-    the backward pass. No graph break either way. The head owns this, and this owns the Reducer.
+    the backward pass, unless the weights go in elsewhere (not `carries`). No graph break either
+    way. The head owns this, and this owns the Reducer.
     """
 
-    def __init__(self, head: nn.Linear, owner: Owner) -> None:
+    def __init__(self, head: nn.Linear, owner: Owner, *, carries: bool = True) -> None:
         self.owner: Owner | None = owner
+        self._carries = carries
         self._head = weakref.ref(head)
         self.compiled = False  # whether a compiled graph has run the head
         self._number = next(_NUMBERS)
@@ -241,6 +259,8 @@ class Listener:
         features = given[0]
         if torch.compiler.is_dynamo_compiling():
             self.compiled = True
+            if not self._carries:
+                return None
             carried: Tensor = Carry.apply(  # type: ignore[no-untyped-call]
                 output, features, self._number, head.training
             )

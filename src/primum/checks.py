@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from primum.update import predict
 
 
-def _is_affine(head: nn.Linear) -> bool:
+def is_affine(head: nn.Linear) -> bool:
     """Whether a subclass with a `forward` of its own computes what nn.Linear does."""
     if type(head).forward is nn.Linear.forward:
         return True
@@ -39,7 +39,8 @@ def check_head(model: nn.Module, head: nn.Linear, name: str) -> None:
     if not isinstance(weight, nn.Parameter):
         raise ValueError(
             f"{name}.weight is computed from other parameters (weight norm, a parametrization), so "
-            "no optimizer holds it; primum needs a plain nn.Linear as head"
+            "no optimizer holds it, and no nn.Linear before it is trained, in which to measure "
+            "instead; primum needs one"
         )
     if isinstance(weight, nn.parameter.UninitializedParameter) or weight.is_meta:
         raise ValueError(
@@ -54,16 +55,18 @@ def check_head(model: nn.Module, head: nn.Linear, name: str) -> None:
             "primum needs the whole weight on every rank: use DistributedDataParallel, or keep the "
             'head out of it, average its gradients over ranks and pass scope="global"'
         )
-    if not _is_affine(head):
+    if not is_affine(head):
         raise ValueError(
             f"{name} is a {type(head).__name__} whose output is not weight @ input + bias (a "
-            "normalised or scaled head), so its gradients are not those of a linear layer; pass "
-            "head= a plain nn.Linear"
+            "normalised or scaled head), so its gradients are not those of a linear layer, and "
+            "no nn.Linear before it is trained, in which to measure instead; pass head= a plain "
+            "nn.Linear"
         )
     if not weight.requires_grad:
         raise ValueError(
-            f"{name}.weight is frozen (requires_grad=False), so no step changes it; "
-            "unfreeze it or pass the head that is trained (with PEFT: list it in modules_to_save)"
+            f"{name}.weight is frozen (requires_grad=False), so no step changes it, and no "
+            "nn.Linear before it is trained, in which to measure instead; unfreeze it or pass the "
+            "head that is trained (with PEFT: list it in modules_to_save)"
         )
 
 

@@ -43,7 +43,7 @@ def find_head(model: nn.Module) -> nn.Linear:
     or makes as many outputs, and whose own output no other child takes. So are models that compare
     embeddings (CLIP) and Transformers' models without a head.
     """
-    ends = _ends(model)
+    ends = ends_of(model)
     if len(ends) == 1 and is_linear(ends[0]):
         return ends[0]
     names = {id(layer): name or "the model itself" for name, layer in model.named_modules()}
@@ -54,7 +54,7 @@ def find_head(model: nn.Module) -> nn.Linear:
     if ends and all(isinstance(end, CONVOLUTIONS) for end in ends):
         raise ValueError(
             f"the output seems to be made by {shown[0]}, but primum needs a model that ends in an "
-            f"nn.Linear; {candidates(model)}"
+            f"nn.Linear, or has a trained one before that; {candidates(model)}"
         )
     why = f"{' and '.join(shown)} may each make an output; " if ends else ""
     raise ValueError(f"cannot tell which layer is the head; {why}{candidates(model)}")
@@ -62,12 +62,20 @@ def find_head(model: nn.Module) -> nn.Linear:
 
 def given_head(model: nn.Module, head: nn.Module | str) -> nn.Linear:
     """The head that a user names or passes; of a layer that PEFT trains a copy of, the copy."""
-    found: object = _named(model, head) if isinstance(head, str) else head
-    found = trained_copy(found) if isinstance(found, nn.Module) else found
+    found = given_module(model, head)
     if not is_linear(found):
         kind = type(found).__name__
         raise TypeError(f"head must be an nn.Linear, got {kind}; {candidates(model)}")
     return found
+
+
+def given_module(model: nn.Module, head: nn.Module | str) -> nn.Module:
+    """The same for a module of any kind."""
+    found: object = _named(model, head) if isinstance(head, str) else head
+    if not isinstance(found, nn.Module):
+        kind = type(found).__name__
+        raise TypeError(f"head must be an nn.Linear, got {kind}; {candidates(model)}")
+    return trained_copy(found)
 
 
 def is_linear(module: object) -> TypeGuard[nn.Linear]:
@@ -121,7 +129,7 @@ def trained_copy(module: nn.Module) -> nn.Module:
     return copies[active[0]] if active else original
 
 
-def _ends(module: nn.Module) -> list[nn.Module]:
+def ends_of(module: nn.Module) -> list[nn.Module]:
     """The linear layers and convolutions that may make a module's output; none if unknown."""
     module = trained_copy(module)
     if is_linear(module) or isinstance(module, CONVOLUTIONS):
@@ -132,7 +140,7 @@ def _ends(module: nn.Module) -> list[nn.Module]:
     named = children_of(module)
     children = list(named.values())
     if len(children) <= 1 or isinstance(module, nn.Sequential):
-        return _ends(children[-1]) if children else []
+        return ends_of(children[-1]) if children else []
     if isinstance(module, nn.ModuleDict):
         return _all_ends(children)
     if isinstance(module, nn.ModuleList):
@@ -143,7 +151,7 @@ def _ends(module: nn.Module) -> list[nn.Module]:
     if len(usual) > 1:
         return _all_ends(usual)
     if usual:
-        return _with_rivals(usual[0], _ends(usual[0]), children, certain=True)
+        return _with_rivals(usual[0], ends_of(usual[0]), children, certain=True)
     scaled = any(name in SCALE_NAMES for name, _ in module.named_parameters(recurse=False))
     if scaled or getattr(module, "base_model", None) is module:  # Transformers: without a head
         return []
@@ -154,14 +162,14 @@ def _ends(module: nn.Module) -> list[nn.Module]:
 
 def _all_ends(modules: Iterable[nn.Module]) -> list[nn.Module]:
     """The ends of several outputs; none if one of them is unknown, so that no other is taken."""
-    each = [_ends(module) for module in modules]
+    each = [ends_of(module) for module in modules]
     return [end for ends in each for end in ends] if all(each) else []
 
 
 def _last(children: list[nn.Module]) -> list[nn.Module]:
     """The ends of the last child, if it is of a kind that makes outputs."""
     last = trained_copy(children[-1])
-    ends = _ends(last)
+    ends = ends_of(last)
     certain = isinstance(last, nn.Linear | nn.Sequential) or _declared(last) is not None
     if certain or all(isinstance(end, CONVOLUTIONS) for end in ends):
         return ends
@@ -172,7 +180,7 @@ def _declared(module: nn.Module) -> list[nn.Module] | None:
     """The ends that a PEFT, timm or Transformers model names itself; None if it names none."""
     base = _ask(module, "get_base_model")
     if isinstance(base, nn.Module) and base is not module:
-        return _ends(base)
+        return ends_of(base)
     classifier = _ask(module, "get_classifier")
     several = classifier if isinstance(classifier, list | tuple) else [classifier]
     if several and all(isinstance(each, nn.Module) and each is not module for each in several):
@@ -229,7 +237,7 @@ def _with_rivals(
         if not twin and any(entry(each) == (nn.Linear, width(child)) for each in later):
             continue
         same_input = entry(child) in (entry(chosen), (nn.Linear, outputs))
-        for end in _ends(child):
+        for end in ends_of(child):
             taken = any(takes(each, end) for each in later)
             if isinstance(end, CONVOLUTIONS):
                 beside = after or keeps_width(chosen)
@@ -244,7 +252,7 @@ def _with_rivals(
 def _leads_on(child: nn.Module, usual: list[nn.Module], children: list[nn.Module]) -> bool:
     """Whether a later child takes the output: `head` before `classifier`, as in ModernBERT."""
     place = children.index(child)
-    ends = _ends(child)
+    ends = ends_of(child)
     convolution = bool(ends) and isinstance(ends[0], CONVOLUTIONS)
     later = [each for each in children[place + 1 :] if convolution or each in usual]
     return any(entry(each) == (nn.Linear, width(child)) for each in later)

@@ -24,12 +24,13 @@ from primum.pipeline import Captured
 from primum.ranks import Ranks
 from primum.recipe import Recipe
 from primum.streamed import Gradients, Streamed, default_width, visit
-from primum.weighing import Options, Weighing
+from primum.weighing import Options
+from primum.weighing_at_output import WeighingAtOutput
 
 Needed = tuple[bool, bool, bool]  # gradients of features, weight, bias
 
 
-class Fused(Weighing):
+class Fused(WeighingAtOutput):
     """What a `Reducer` does for a loss that is fused with the head."""
 
     enabled: bool
@@ -85,6 +86,12 @@ class Fused(Weighing):
         head = self._head()
         if head is None:
             raise RuntimeError("the model that this Reducer was attached to is gone")
+        if self._outlet is not None:
+            raise ValueError(
+                f"linear_cross_entropy needs a plain linear head that is trained; here {self._name!r} "
+                f"is measured in place of {self.output_name!r}: call the head and compute the loss "
+                "from its output"
+            )
         if reduction not in ("mean", "sum", "none"):
             raise ValueError(f'reduction must be "mean", "sum" or "none", got {reduction!r}')
         if not 0 <= label_smoothing <= 1:
@@ -254,13 +261,6 @@ class Fused(Weighing):
 
     def _active(self) -> bool:
         return self.enabled and self._listener is not None
-
-    def _ranks(self, *, eager: bool) -> Ranks | None:
-        ranks = self._scope.ranks(eager=eager)
-        alone = self._scope.why_alone() if ranks is None else None
-        if alone is not None:
-            self._monitor.warn(*alone)
-        return ranks
 
 
 def _check(hidden: Tensor, targets: Tensor, head: nn.Linear) -> None:

@@ -25,6 +25,12 @@ from primum.warn import Count, warn
 PATIENCE = 2  # Once may be a restored checkpoint, or a step that only makes the optimizer's state.
 TIMED_STEPS = 100
 DEAR = 0.2  # Of the time of a step.
+BYPASS = (
+    "If the model was compiled and run before attaching, call torch.compiler.reset() once after "
+    "it; if the head's weight is used without calling the head (as in F.linear(x, head.weight), "
+    "or a loss that is fused with it), call the head, or compute the loss by "
+    "reducer.linear_cross_entropy"
+)
 
 
 class Plain(RuntimeError):
@@ -53,6 +59,7 @@ class Monitor:
         steps: Of the optimizer, since attaching.
         found_inf: Above 0 if a fused optimizer skipped its last step.
         counts: Whether steps are counted; not if the optimizer's class runs no hooks.
+        bypass: What to do if gradients bypass the hook.
     """
 
     def __init__(
@@ -77,6 +84,7 @@ class Monitor:
         self.passes = 0  # backward passes through the head since the last step of its optimizer
         self.reached, self._bypassed = False, 0
         self._spent = self._timed_from = self._timed_to = 0.0
+        self.bypass = BYPASS
         self._steps_seen = Steps(self, model, head, name, optimizer)
 
     def remove(self) -> None:
@@ -219,10 +227,7 @@ class Monitor:
             self.warn(
                 "bypass",
                 f"gradients of {self._name!r} bypassed primum's hook, so no sample weights were "
-                "applied. If the model was compiled and run before attaching, call "
-                "torch.compiler.reset() once after it; if the head's weight is used without "
-                "calling the head (as in F.linear(x, head.weight), or a loss that is fused with "
-                "it), call the head, or compute the loss by reducer.linear_cross_entropy",
+                f"applied. {self.bypass}",
             )
 
 

@@ -15,7 +15,6 @@ from torch.optim import Optimizer
 from primum.capture import Listener, Pass, rows_of
 from primum.compat import eager, parameter
 from primum.fused import Fused
-from primum.output_check import OutputCheck
 from primum.positions import Features
 from primum.ranks import Ranks
 from primum.recipe import Recipe
@@ -55,7 +54,9 @@ class Reducer(Fused):
 
     Attributes:
         enabled: Set to False to pause, to True to go on. What counts is its value in `backward`.
-        head_name: The head's dotted name in the model.
+        head_name: The dotted name in the model of the layer that is measured.
+        output_name: That of the module at whose output the weights go in: the same, or, if the
+            head is frozen or no plain linear layer, the head.
         measure_exact: Set to True to measure, where the weights come from an approximation, what
             they do exactly: see `StepReport.exact`. Costs as much as the head's own backward pass.
     """
@@ -70,13 +71,9 @@ class Reducer(Fused):
     ) -> None:
         super().__init__(model, head, owners, recipe, options)
         self.enabled, self.head_name = True, options.name
-        self.marked = False  # whether the head has run in eager mode, for the `OutputCheck`
         # The head owns the listener, and that owns us: weak references upwards make no cycle.
-        self._listener: weakref.ref[Listener] | None = weakref.ref(Listener(head, self))
-        self._output_check = None
-        if options.check_output:
-            warn = partial(self._monitor.warn, "output")
-            self._output_check = OutputCheck(model, weakref.ref(self), options.name, warn)
+        listener = Listener(head, self, carries=options.output is None)
+        self._listener: weakref.ref[Listener] | None = weakref.ref(listener)
 
     # --- what a user calls ------------------------------------------------------------------------
 
@@ -92,7 +89,7 @@ class Reducer(Fused):
 
     @property
     def head(self) -> nn.Linear | None:
-        """The layer whose gradients are reweighted; None if the model is gone."""
+        """The layer whose gradients are measured; None if the model is gone."""
         return self._head()
 
     def __repr__(self) -> str:
@@ -101,8 +98,10 @@ class Reducer(Fused):
         found = [(name, getattr(recipe, name, None)) for name in ("radius", "max_extra_weight")]
         settings = [f"{name}={value:g}" for name, value in found if value is not None]
         state = "attached" if self._listener else "removed"
+        at = "" if self._outlet is None else f"weights at {self.output_name!r}, "
         return (
-            f"Reducer(head={self.head_name!r}{shape}, optimizer={type(self.optimizer).__name__}, "
+            f"Reducer(head={self.head_name!r}{shape}, {at}"
+            f"optimizer={type(self.optimizer).__name__}, "
             f"recipe={recipe.name!r}{', ' * bool(settings)}{', '.join(settings)}, "
             f"per={str(self._per)!r}, apply={self._apply}, {state}, steps={self._monitor.steps}, "
             f"fallbacks={self._monitor.fallbacks.value.tolist()})"  # SYNC: asked for
@@ -127,8 +126,7 @@ class Reducer(Fused):
             listener.remove()
         self._monitor.remove()
         self._rescale.remove()
-        if self._output_check is not None:
-            self._output_check.remove()
+        self._remove_from_model()
         self._listener = self._last = None
         self._recent.clear()
 
@@ -222,9 +220,12 @@ class Reducer(Fused):
                         f"the head saw {rows_of(gradient, per)} {per}s, "
                         f"but there are {losses.numel()} losses"
                     )
+            self._check_losses(losses, list(passes.values()), per)
             features = [each.features for each in passes]
             training = all(each.training for each in passes)
-            weighted = self._weigh(gradients, features, training, first.ranks, explicit=per)
+            weighted = self._weigh(
+                gradients, features, training, first.ranks, explicit=True, terms=per
+            )
             extra_weights, report = None, self._last
             if weighted is not None and report is not None:
                 extra_weights = report.extra_weights[report.own]
@@ -253,6 +254,9 @@ class Reducer(Fused):
             return  # frozen for this pass: it trains something else
         made = Pass(self, own, features, output)
         self.marked = True
+        outlet = None if self._outlet is None else self._outlet()
+        if outlet is not None:
+            outlet.called(made)
         made.ranks = self._ranks(eager=True)
         hook: Callable[[Tensor], Tensor | None] = partial(self._on_gradient, made)
         output.register_hook(hook)  # type: ignore[no-untyped-call]
@@ -264,6 +268,8 @@ class Reducer(Fused):
         head = self._head()
         if head is None or parameter(head, "weight") is not made.weight or not made.trains_head():
             return None  # a gradient for another purpose, or of other weights
+        if self._outlet is not None and not made.weighed:
+            return None  # weighed at the output
         if made.weighed or made.differentiated:
             self._monitor.passes += 1
             if made.differentiated:

@@ -32,7 +32,10 @@ RECENT = 10  # reports kept for the summary
 
 @dataclass(frozen=True)
 class Options:
-    """How a head is weighed, as `attach` was asked; `name` is the head's."""
+    """How a head is weighed, as `attach` was asked; `name` is the head's.
+
+    `output`, of the name `output_name`, is the module whose output is weighed, if not the head.
+    """
 
     apply: bool
     per: Per
@@ -40,6 +43,8 @@ class Options:
     scope: Scope
     name: str
     check_output: bool = False
+    output: nn.Module | None = None
+    output_name: str = ""
 
 
 class Weighing:
@@ -77,17 +82,21 @@ class Weighing:
         training: bool,
         ranks: Ranks | None,
         *,
-        explicit: str | None = None,
+        explicit: bool = False,
+        terms: str | None = None,
     ) -> list[Tensor] | None:
         """The gradients times `1 + w`, row by row; None leaves them plain.
 
         `gradients` arrived at the head's output, one for each call that is weighed in one, with its
-        input in `features`. In the `explicit` form they come before backward, and unscaled, for
-        losses of each "sample" or "token".
+        input in `features`. In the `explicit` form they come before backward, and unscaled.
+        `terms` is what the loss is known to have terms for, "sample" or "token".
         """
         began = time.perf_counter()
         with torch.no_grad(), no_autocast(gradients[0].device.type):
-            captured, per = self._prepare(gradients, features, training, explicit), self._per.now
+            captured, per = (
+                self._prepare(gradients, features, training, explicit, terms),
+                self._per.now,
+            )
             try:
                 meeting, votes = None, [self._per.vote]
                 if ranks is not None:  # also if there is trouble here: the others wait
@@ -104,7 +113,7 @@ class Weighing:
                     captured = self._per.regrouped(captured, gradients, features)
                     meeting = None if meeting is None else meeting.of_tokens()
                 weighted = self._solve(
-                    gradients, features, captured, ranks, meeting, explicit=explicit is not None
+                    gradients, features, captured, ranks, meeting, explicit=explicit
                 )
             except Warning:
                 raise  # turned into an error by the user's own filter
@@ -119,7 +128,7 @@ class Weighing:
             if radius != 0:
                 sequences, per = gradients[0].dim() > 2, self._per.now
                 self._monitor.effect.add(last.extra_weights, last.drift, per, radius, sequences)
-            if explicit is None and radius != 0:
+            if not explicit and radius != 0:
                 self._monitor.weighed(last.objective, last.drift)
         return weighted
 
@@ -128,20 +137,21 @@ class Weighing:
         gradients: Sequence[Tensor],
         features: Sequence[Features],
         training: bool,
-        explicit: str | None,
+        explicit: bool,
+        terms: str | None,
     ) -> Captured | Exception:
         """What this rank has, or why it has nothing."""
         try:
             head = self._check(training)
             self._skips.settle()
-            if explicit is None:
+            if not explicit:
                 self._begin(head)
-            self._per.look(gradients, explicit)
+            self._per.look(gradients, terms)
             unscale = self._rescale.unscale(gradients[0])
             return Captured(
                 samples([each() for each in features], self._per.now),
                 samples(gradients, self._per.now),
-                unscale=unscale if explicit is None else None,
+                unscale=None if explicit else unscale,
                 before=unscale,
                 factor=self._rescale.factor,
                 tokens=self._per.now == "token",

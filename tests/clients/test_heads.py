@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn, optim
 
@@ -112,21 +114,49 @@ class TestTransformers:
             find_head(made(name, name.replace("Model", "Config")))
 
     def test_a_convolution_is_named(self) -> None:
-        stages = {"depths": [1, 1], "hidden_sizes": [8, 16], "num_attention_heads": [1, 2]}
-        config = transformers.SegformerConfig(
-            num_encoder_blocks=2,
-            sr_ratios=[1, 1],
-            patch_sizes=[3, 3],
-            strides=[2, 2],
-            mlp_ratios=[2, 2],
-            decoder_hidden_size=8,
-            **stages,
-        )
-        model = transformers.SegformerForSemanticSegmentation(config)
         with pytest.raises(
             ValueError, match=r"made by decode_head\.classifier \(a convolution\), but primum needs"
         ):
-            find_head(model)
+            find_head(segformer())
+
+    def test_a_convolution_is_weighed_and_a_layer_before_it_measured(self) -> None:
+        """Batch norm between the two is said, and gradients are exact all the same."""
+        model = segformer()
+        twin = copy.deepcopy(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        reducer = primum.attach(model, optimizer)
+        assert reducer.output_name == "decode_head.classifier"
+        assert reducer.head_name.startswith("decode_head.linear")
+        images, labels = torch.randn(6, 3, 16, 16), torch.randint(2, (6, 16, 16))
+        with pytest.warns(RuntimeWarning, match="samples depend on each other"):
+            model(pixel_values=images, labels=labels).loss.backward()
+        assert reducer.last is not None
+        assert reducer.last.applied
+        logits = twin(pixel_values=images).logits
+        large = F.interpolate(logits, size=(16, 16), mode="bilinear", align_corners=False)
+        losses = F.cross_entropy(large, labels, reduction="none").mean((1, 2))
+        ((1 + reducer.last.extra_weights) * losses).mean().backward()
+        for one, other in zip(model.parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-6)
+
+
+def segformer() -> nn.Module:
+    torch.manual_seed(0)
+    stages = {"depths": [1, 1], "hidden_sizes": [8, 16], "num_attention_heads": [1, 2]}
+    config = transformers.SegformerConfig(
+        num_encoder_blocks=2,
+        sr_ratios=[1, 1],
+        patch_sizes=[3, 3],
+        strides=[2, 2],
+        mlp_ratios=[2, 2],
+        decoder_hidden_size=8,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        drop_path_rate=0.0,
+        classifier_dropout_prob=0.0,
+        **stages,
+    )
+    return transformers.SegformerForSemanticSegmentation(config).train()
 
 
 class CrossViT(nn.Module):

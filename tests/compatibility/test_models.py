@@ -13,8 +13,9 @@ from torch import Tensor, nn, optim
 from torch.utils.checkpoint import checkpoint
 
 import primum
+from adapters import LoRA
 from compatibility.oracle import check_step, explicit
-from loops import ADAMW, BOTH, SGD, assert_close, batch, gradients, make, report_of
+from loops import BOTH, SGD, assert_close, batch, gradients, make, report_of
 
 
 class Net(nn.Module):
@@ -285,69 +286,44 @@ def test_head_used_twice_removes_harm_under_the_hook() -> None:
     assert removed / 8 > 0.15
 
 
-class LoRA(nn.Module):
-    """A frozen layer with a trained correction of low rank beside it."""
-
-    def __init__(self, base: nn.Linear, rank: int = 2) -> None:
-        super().__init__()
-        self.base = base.requires_grad_(False)
-        self.lora_a = nn.Linear(base.in_features, rank, bias=False)
-        self.lora_b = nn.Linear(rank, base.out_features, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.base(x) + 2 * self.lora_b(self.lora_a(x))
-
-
-def test_frozen_head_of_lora_is_refused() -> None:
-    """LoRA below, the head itself as it was pretrained."""
+def lora(*, on_head: bool) -> tuple[nn.Sequential, optim.Optimizer]:
+    """LoRA on the first layer, with the head as it was pretrained, or on the head."""
     model, _ = make()
-    model[0] = LoRA(model[0]).double()
-    model[2].requires_grad_(False)
-    optimizer = optim.AdamW([p for p in model.parameters() if p.requires_grad], **ADAMW)
-    with pytest.raises(
-        ValueError, match=r"2\.weight is frozen .*unfreeze it or pass the head that"
-    ):
-        primum.attach(model, optimizer)
-
-
-def lora_head() -> tuple[nn.Sequential, optim.Optimizer]:
-    model, _ = make()
-    model[2] = LoRA(model[2]).double()
+    if on_head:
+        model[2] = LoRA(model[2]).double()
+    else:
+        model[0] = LoRA(model[0]).double()
+        model[2].requires_grad_(False)
     return model, optim.SGD([p for p in model.parameters() if p.requires_grad], **SGD)
 
 
-def test_lora_on_the_head_is_exact_in_the_explicit_form() -> None:
-    """The correction's last layer has the logits' gradient at its output: it can be the head."""
-    model, optimizer = lora_head()
-    reducer = primum.attach(model, optimizer, head="2.lora_b")
-    settings: dict[str, Any] = {"head": "2.lora_b", "lr": SGD["lr"], "gain_one": True}
+@pytest.mark.parametrize("by_call", [False, True])
+def test_frozen_head_of_lora(by_call: bool) -> None:
+    """Measured in the adapter, weighed at the head."""
+    model, optimizer = lora(on_head=False)
+    reducer = primum.attach(model, optimizer)
+    assert (reducer.head_name, reducer.output_name) == ("0.lora_b", "2")
+    settings: dict[str, Any] = {"head": "0.lora_b", "lr": SGD["lr"], "gain_one": True}
     most = [
-        check_step(model, [optimizer], reducer, losses_on(n, 24), by_call=True, **settings)
+        check_step(model, [optimizer], reducer, losses_on(n, 24), by_call=by_call, **settings)
         for n in range(4)
     ]
     assert max(most) > 0.01
-    with pytest.raises(ValueError, match=r"2\.base\.weight is frozen"):
-        primum.attach(model, optimizer, head="2.base")
 
 
-def test_lora_on_the_head_under_the_hook() -> None:
-    """What flows past the correction, through the frozen layer, stays plain."""
-    model, optimizer = lora_head()
-    reducer = primum.attach(model, optimizer, head="2.lora_b")
-    for number in range(4):
-        twin, plain = copy.deepcopy(model), copy.deepcopy(model)
-        losses_on(number, 24)(model).sum().backward()
-        w = report_of(reducer).extra_weights
-        ((1 + w) * losses_on(number, 24)(twin)).sum().backward()
-        losses_on(number, 24)(plain).sum().backward()
-        for part in ("lora_a", "lora_b"):
-            found, expected = (net[2].get_submodule(part).weight.grad for net in (model, twin))
-            torch.testing.assert_close(found, expected)
-        assert not torch.allclose(model[0].weight.grad, twin[0].weight.grad, rtol=1e-3)
-        assert not torch.allclose(model[0].weight.grad, plain[0].weight.grad, rtol=1e-3)
-        optimizer.step()
-        optimizer.zero_grad()
-    assert w.max() > 0.01
+@pytest.mark.parametrize("head", [None, "2.lora_b", "2.base"])
+@pytest.mark.parametrize("by_call", [False, True])
+def test_lora_on_the_head(by_call: bool, head: str | None) -> None:
+    """The correction's last layer is measured, and what flows past it is weighed as well."""
+    model, optimizer = lora(on_head=True)
+    reducer = primum.attach(model, optimizer, head=head)
+    assert (reducer.head_name, reducer.output_name) == ("2.lora_b", "2")
+    settings: dict[str, Any] = {"head": "2.lora_b", "lr": SGD["lr"], "gain_one": True}
+    most = [
+        check_step(model, [optimizer], reducer, losses_on(n, 24), by_call=by_call, **settings)
+        for n in range(4)
+    ]
+    assert max(most) > 0.01
 
 
 @pytest.mark.parametrize("by_call", [False, True])

@@ -84,8 +84,11 @@ class Attachment:
     @property
     def headline(self) -> str:
         """Which layer is weighed, for the first line of a log."""
-        name = "no layer" if self.reducer is None else self.reducer.head_name
-        return f"primum: sample weights are applied at the output of {name}"
+        if self.reducer is None:
+            return "primum: sample weights are applied at the output of no layer"
+        name, output = self.reducer.head_name, self.reducer.output_name
+        where = f"primum: sample weights are applied at the output of {output}"
+        return where if name == output else f"{where}, for interference measured in {name}"
 
     def figures(self) -> dict[str, float]:
         """`last.as_dict()` under names for a logger; without a new report, that none applied."""

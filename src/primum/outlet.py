@@ -1,0 +1,189 @@
+"""Weights at the model's output for interference that is measured in an earlier layer.
+
+When the gradient arrives at the output, a second, short backward pass carries it on to the layer
+that is measured, and no further: no parameter's gradient is computed, nothing is accumulated, and
+the graph stays for the pass that is under way. The weights found there multiply the gradient at the
+output, so every trained parameter receives them, above the layer and beside it.
+
+In front of a frozen head nothing is trained above its input, so the gradient is taken there: no
+operation of the size of the vocabulary is repeated.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
+
+from primum.capture import Pass, mark, reweight, rows_of
+from primum.compat import current_node, eager, exporting, inside_functorch
+from primum.hook import Hook
+from primum.monitor import Plain
+from primum.ranks import Ranks
+
+
+class Owner(Protocol):
+    """What an `Outlet` reports to: the Reducer."""
+
+    def on_output(self, gradient: Tensor, output: int, ranks: Ranks | None) -> Tensor | None:
+        """A gradient arrived at output number `output` of the node that runs now."""
+
+    def _ranks(self, *, eager: bool) -> Ranks | None: ...
+
+
+class Outlet:
+    """A forward hook on the module whose output is weighed.
+
+    The module owns it; it has a weak reference to the Reducer.
+
+    Args:
+        module: The module.
+        owner: The Reducer.
+        name: The module's name, for messages.
+
+    Attributes:
+        marked: Whether the module has run in eager mode, for the `OutputCheck`.
+    """
+
+    def __init__(self, module: nn.Module, owner: Owner, name: str) -> None:
+        self._owner = weakref.ref(owner)
+        self._name = name
+        self.marked = False
+        self._calls: list[weakref.ref[Pass]] = []  # of the layer, as far as their graphs live
+        self._busy = False
+        self._spreads: tuple[bool, bool] | None = None  # over samples, over positions
+        self._hook = Hook(module, self)
+
+    @property
+    def owner(self) -> Owner | None:
+        return self._owner()
+
+    def remove(self) -> None:
+        self._hook.remove()
+        self._calls.clear()
+
+    def called(self, made: Pass) -> None:
+        """The layer that is measured ran."""
+        self._calls = [each for each in self._calls if each() is not None]
+        self._calls.append(weakref.ref(made))
+
+    def __call__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> None:
+        # In a compiled graph there is no way back to the layer: what comes after is not traced.
+        if torch.compiler.is_dynamo_compiling() or exporting():
+            return
+        self._forward(module, (*args, *kwargs.values()), output)
+
+    @eager
+    def _forward(self, module: nn.Module, given: tuple[Any, ...], output: Any) -> None:
+        owner = self._owner()
+        if owner is None or inside_functorch():
+            return
+        frozen = not any(each.requires_grad for each in module.parameters())
+        tensor = given[0] if frozen and given else output
+        if not isinstance(tensor, Tensor) or tensor.grad_fn is None or tensor.dim() == 0:
+            return
+        mark(tensor.grad_fn, self)
+        self.marked = True
+        hook = partial(self._arrive, tensor.output_nr, owner._ranks(eager=True))
+        tensor.register_hook(hook)  # type: ignore[no-untyped-call]
+
+    @eager
+    def _arrive(self, output: int, ranks: Ranks | None, gradient: Tensor) -> Tensor | None:
+        owner = self._owner()
+        if owner is None or self._busy:  # the second pass starts at the same node
+            return None
+        return owner.on_output(gradient, output, ranks)
+
+    # --- on the way back --------------------------------------------------------------------------
+
+    def edge(self, output: int) -> GradientEdge:
+        """Where the gradient is that arrives now."""
+        node = current_node()
+        if node is None:
+            raise Plain("this version of torch does not say which node of the graph runs")
+        return GradientEdge(node, output)
+
+    def passes(self, edge: GradientEdge, key: object) -> dict[Pass, GradientEdge]:
+        """The calls of the layer that lie behind the output; of a graph used before, as well."""
+        alive = [made for made in (each() for each in self._calls) if made is not None]
+        most = sum(made.awaits for made in alive) or len(alive)
+        return Pass.behind(edge.node, key, most=most) if most else {}
+
+    def carry(
+        self, edge: GradientEdge, gradient: Tensor, calls: Sequence[GradientEdge]
+    ) -> list[Tensor]:
+        """The gradient at the output of each call of the layer: the second backward pass."""
+        self._busy = True
+        try:
+            carried = torch.autograd.grad(
+                [edge], list(calls), [gradient.detach()], retain_graph=True
+            )
+        finally:
+            self._busy = False
+        return [each.detach() for each in carried]
+
+    def mixes(
+        self,
+        edge: GradientEdge,
+        gradient: Tensor,
+        calls: Sequence[GradientEdge],
+        warn: Callable[[str, str], None],
+    ) -> bool:
+        """Whether positions depend on each other after the layer; warns of samples that do.
+
+        Known from the first pass whose values are finite, by one more second pass: with a gradient
+        at the last position of the last sample alone.
+        """
+        if self._spreads is None:
+            alone = torch.zeros_like(gradient, memory_format=torch.contiguous_format)
+            last = alone[-1] if alone.dim() < 3 else alone[-1].view(-1, alone.shape[-1])[-1]
+            last.copy_(torch.arange(last.numel(), device=last.device).cos().view(last.shape))
+            self._spreads = spreads(self.carry(edge, alone, calls))
+        samples, positions = self._spreads or (False, False)
+        if samples:
+            warn(
+                "coupled",
+                "samples depend on each other between the layer that is measured and "
+                f"{self._name!r} (batch norm, attention over the batch, another batch dimension), "
+                "so what is measured there is only roughly each sample's own",
+            )
+        return samples or positions
+
+
+def spreads(carried: Sequence[Tensor]) -> tuple[bool, bool] | None:
+    """Whether gradients reach more samples than the last, and more positions of that.
+
+    Those of something that belongs to one position of the last sample. None if not finite.
+    """
+    found = []
+    for each in carried:
+        rows = each.unsqueeze(0) if each.dim() == 1 else each.reshape(len(each), -1, each.shape[-1])
+        own = rows[-1].any(-1)
+        found.append(torch.stack((rows[:-1].any(), own.sum() > 1, ~rows.isfinite().all())))
+    samples, positions, unknown = torch.stack(found).any(0).tolist()  # SYNC: once
+    return None if unknown else (samples, positions)
+
+
+def weigh_rows(gradient: Tensor, extra_weights: Tensor, per: str) -> Tensor:
+    """A gradient times `1 + w`, row by row: of the first dimension, or per token of all but one."""
+    if gradient.dim() == 1:
+        return reweight([gradient.unsqueeze(1)], extra_weights, "sample")[0].squeeze(1)
+    return reweight([gradient], extra_weights, per)[0]
+
+
+def check_rows(gradient: Tensor, carried: Sequence[Tensor], per: str) -> None:
+    """Refuse a layer whose rows are not those of the output."""
+    rows = len(gradient) if gradient.dim() == 1 else rows_of(gradient, per)
+    for each in carried:
+        if rows_of(each, per) != rows:
+            raise Plain(
+                f"the layer that is measured saw {rows_of(each, per)} {per}s, but the output has "
+                f"{rows}; pass head= a layer whose first dimension is the batch"
+            )

@@ -1,0 +1,188 @@
+"""One backward pass that is measured in an earlier layer and weighed at the output."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
+from torch.optim import Optimizer
+
+from primum.capture import Pass
+from primum.compat import executes, parameter
+from primum.monitor import Plain
+from primum.outlet import Outlet, check_rows, weigh_rows
+from primum.output_check import OutputCheck
+from primum.positions import seen_in
+from primum.ranks import Ranks
+from primum.recipe import Recipe
+from primum.weighing import Options, Weighing
+
+UNSEEN = (
+    "The way from the output back to it must be a graph of eager mode: torch.compile hides it, "
+    "and so does torch.utils.checkpoint with use_reentrant=True; compile nothing from that layer "
+    "on, and pass use_reentrant=False"
+)
+
+
+class WeighingAtOutput(Weighing):
+    """`Weighing`, with an `Outlet` if the weights go in at another module than the head."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        head: nn.Linear,
+        owners: dict[str, Optimizer],
+        recipe: Recipe,
+        options: Options,
+    ) -> None:
+        super().__init__(model, head, owners, recipe, options)
+        self._name = options.name
+        self.output_name = options.output_name or options.name
+        self.marked = False  # whether the head has run in eager mode, for the `OutputCheck`
+        self._checked = False
+        self._outlet: weakref.ref[Outlet] | None = None
+        marks: Callable[[], WeighingAtOutput | Outlet | None] = weakref.ref(self)
+        if options.output is not None:
+            self._monitor.bypass = UNSEEN
+            marks = self._outlet = weakref.ref(Outlet(options.output, self, self.output_name))
+        self._output_check = None
+        if options.check_output:
+            warn = partial(self._monitor.warn, "output")
+            self._output_check = OutputCheck(model, marks, self.output_name, warn)
+
+    def _active(self) -> bool:
+        raise NotImplementedError
+
+    def _ranks(self, *, eager: bool) -> Ranks | None:
+        ranks = self._scope.ranks(eager=eager)
+        alone = self._scope.why_alone() if ranks is None else None
+        if alone is not None:
+            self._monitor.warn(*alone)
+        return ranks
+
+    def _remove_from_model(self) -> None:
+        outlet = None if self._outlet is None else self._outlet()
+        if outlet is not None:
+            outlet.remove()
+        if self._output_check is not None:
+            self._output_check.remove()
+
+    def on_output(self, gradient: Tensor, output: int, ranks: Ranks | None) -> Tensor | None:
+        """The gradient arrived at the output: hand on the weighted one. None leaves it as it is."""
+        head, outlet = self._head(), None if self._outlet is None else self._outlet()
+        weight = None if head is None else parameter(head, "weight")
+        if outlet is None or weight is None or not weight.requires_grad:
+            return None
+        # For bookkeeping: of the size that a gradient at the layer's output has, without memory.
+        like = weight.detach()[:, 0].expand(len(gradient), -1)
+        try:
+            return self._at_output(outlet, gradient, output, ranks, weight, like)
+        except Warning:
+            raise  # turned into an error by the user's own filter
+        except Exception as error:
+            if self._scope.broken:
+                raise
+            self._monitor.passes += 1  # it came by here
+            self._fall_back(like, error)
+            return None
+
+    def _at_output(
+        self,
+        outlet: Outlet,
+        gradient: Tensor,
+        output: int,
+        ranks: Ranks | None,
+        weight: Tensor,
+        like: Tensor,
+    ) -> Tensor | None:
+        edge = outlet.edge(output)
+        calls = outlet.passes(edge, self)
+        calls = {made: call for made, call in calls.items() if made.weight is weight}
+        if not any(made.trains_head() for made in calls):
+            accumulator = torch.autograd.graph.get_gradient_edge(weight).node
+            if calls or not executes(accumulator):
+                return None  # a gradient for another purpose
+        if any(made.weighed for made in calls):
+            return None  # the explicit form has done it; the hook on the layer accounts for it
+        self._monitor.passes += 1
+        if not self._active() or any(made.differentiated for made in calls):
+            self._rescale.miss(like)
+            return None
+        trouble: Exception | None = None
+        terms: str | None = None
+        carried = [like]
+        try:
+            if not calls:
+                raise Plain(
+                    f"{self._name!r}, the layer that is measured, is not seen behind the output "
+                    f"of {self.output_name!r}. {UNSEEN}. If it is no part of it, pass head= a "
+                    "layer that is"
+                )
+            edges = list(calls.values())
+            began = time.perf_counter()
+            carried = outlet.carry(edge, gradient, edges)
+            self._monitor.spend(time.perf_counter() - began)
+            check_rows(gradient, carried, self._per.now)
+            mixed = outlet.mixes(edge, gradient, edges, self._monitor.warn)
+            if mixed and self._per.now == "token":
+                raise Plain(self._mixed)
+            if not self._per.settled:  # at the layer, a sample's loss reaches all its positions
+                whole = mixed or gradient.dim() != 3
+                terms = "sample" if whole else seen_in(gradient)
+        except Warning:
+            raise
+        except Exception as error:
+            trouble = error
+        weights = self._weights_of(list(calls), carried, ranks, trouble, terms)
+        for made in calls:
+            made.differentiated = gradient.requires_grad
+            made.release()
+        if weights is None:
+            return None
+        with torch.set_grad_enabled(gradient.requires_grad):  # under `create_graph=True`
+            return weigh_rows(gradient, weights, self._per.now)
+
+    @property
+    def _mixed(self) -> str:
+        return (
+            f"positions depend on each other between {self._name!r}, which is measured, and "
+            f"{self.output_name!r} (attention, pooling), so single tokens cannot be measured "
+            'there; pass per="sample"'
+        )
+
+    def _check_losses(self, losses: Tensor, calls: list[GradientEdge], per: str) -> None:
+        """In the explicit form: refuse losses of tokens that depend on other tokens."""
+        if self._outlet is None or per != "token" or self._checked:
+            return
+        self._checked = True
+        last = losses.detach().flatten().nonzero()[-1:].flatten()  # SYNC: once
+        alone = losses.flatten()[last].sum()
+        for each in torch.autograd.grad(alone, calls, retain_graph=True):
+            if each.flatten(0, -2).any(-1).sum() > 1:  # SYNC: once
+                raise ValueError(self._mixed)
+
+    def _weights_of(
+        self,
+        calls: list[Pass],
+        carried: list[Tensor],
+        ranks: Ranks | None,
+        trouble: Exception | None,
+        terms: str | None,
+    ) -> Tensor | None:
+        """Extra weights of this rank's rows; None leaves them plain. Trouble is shared by ranks."""
+
+        def raises() -> Tensor:
+            assert trouble is not None
+            raise trouble
+
+        features = [made.features for made in calls] if trouble is None else [raises]
+        training = all(made.training for made in calls)
+        weighted = self._weigh(carried[: len(features)], features, training, ranks, terms=terms)
+        if weighted is None or self._last is None:
+            return None
+        return self._last.extra_weights[self._last.own]
