@@ -88,9 +88,9 @@ class Fused(WeighingAtOutput):
             raise RuntimeError("the model that this Reducer was attached to is gone")
         if self._outlet is not None:
             raise ValueError(
-                f"linear_cross_entropy needs a plain linear head that is trained; here {self._name!r} "
-                f"is measured in place of {self.output_name!r}: call the head and compute the loss "
-                "from its output"
+                "linear_cross_entropy needs a plain linear head that is trained; here "
+                f"{self._name!r} is measured in place of {self.output_name!r}: call the head "
+                "and compute the loss from its output"
             )
         if reduction not in ("mean", "sum", "none"):
             raise ValueError(f'reduction must be "mean", "sum" or "none", got {reduction!r}')

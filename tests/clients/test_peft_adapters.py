@@ -71,7 +71,10 @@ def weighted(model: nn.Module, ids: Tensor, weights: Tensor) -> Tensor:
     logits = model(input_ids=ids).logits[:, :-1]
     each = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
     model.zero_grad()
-    ((1 + weights) * each.view(ROWS, -1).mean(1)).mean().backward()
+    each = each.view(ROWS, -1)
+    by_token = len(weights) == ids.numel()  # the last position of each sequence has no loss
+    rows = weights.view(ROWS, -1)[:, :-1] if by_token else weights.unsqueeze(1)
+    ((1 + rows) * each).mean().backward()
     return gradients(model)
 
 
