@@ -10,8 +10,10 @@ The map of the package; data flows down the numbers, imports never point up:
     output_check.py does the head's output reach the model's?
     reducer.py      what a user holds: hooks, the explicit form
     weighing.py     one backward pass: gradients in, weighted gradients out; all state
+    positions.py    what is weighed, samples or tokens: `per="auto"`
     monitor.py      notices training that bypasses the hook, discarded gradients, time spent
-                    (steps.py: one hook on the steps of all optimizers)
+                    (steps.py: one hook on the steps of all optimizers;
+                    effect.py: weights that have no effect)
     capture.py   1  the head's input and the gradient at its output: the hook
                     (hook.py: a hook that saved models do not have)
     rescale.py   2  what the loop does to gradients before the step: loss scaling, clipping
