@@ -10,7 +10,7 @@ from _clients import Run, Script, characters, started, words
 from torch import Tensor, nn, optim
 
 ATTACH = "primum.attach(model, optimizer)"
-PER_TOKEN = 'primum.attach(model, optimizer, per="token")'
+PER_SAMPLE = 'primum.attach(model, optimizer, per="sample")'
 
 
 class Recurrent(nn.Module):
@@ -135,10 +135,11 @@ def char_gpt(run: Run) -> float:
 
 
 SCRIPTS = [
-    Script("LSTM on words, SGD", "PyTorch examples: word_language_model", word_rnn, {ATTACH: {}},
-           seeds=3),
+    Script("LSTM on words, SGD", "PyTorch examples: word_language_model", word_rnn,
+           {PER_SAMPLE: {"per": "sample"}}, seeds=3),
     Script("GPT on characters, AdamW", "nanoGPT", char_gpt,
-           {ATTACH: {}, PER_TOKEN: {"per": "token"},
-            'primum.attach(model, optimizer, per="token", radius=0.1)':
-                {"per": "token", "radius": 0.1}}),
+           {PER_SAMPLE: {"per": "sample"},
+            'primum.attach(model, optimizer, per="token", radius=0.2)':
+                {"per": "token", "radius": 0.2},
+            ATTACH: {}}),
 ]  # fmt: skip

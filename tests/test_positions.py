@@ -127,6 +127,16 @@ class TestSeen:
     def test_losses(self, loss: Loss, expected: str, dtype: torch.dtype, scale: float) -> None:
         assert seen_in(gradient_of(loss, dtype, scale)) == expected
 
+    def test_ctc_looks_like_tokens(self) -> None:
+        """What cannot be seen: one loss per sequence, whose rows are like a language model's."""
+        targets, ends = labels(ROWS, 3).clamp_min(1), torch.full((ROWS,), LENGTH)
+        gradient = gradient_of(
+            lambda logits: F.ctc_loss(
+                logits.log_softmax(-1).transpose(0, 1), targets, ends, torch.full((ROWS,), 3)
+            )
+        )
+        assert seen_in(gradient) == "token"
+
     @pytest.mark.parametrize("loss", [TOKENS["language model"], SAMPLES["weighted mean"]])
     def test_block_by_block(self, loss: Loss, monkeypatch: pytest.MonkeyPatch) -> None:
         expected = seen_in(gradient_of(loss))

@@ -17,8 +17,10 @@ The map of the package; data flows down the numbers, imports never point up:
     weighing.py     one backward pass: gradients in, weighted gradients out; all state
                     (weighing_at_output.py: measured in an earlier layer)
     outlet.py       the hook at the output then, and the way back to that layer
+    positions.py    what is weighed, samples or tokens: `per="auto"`
     monitor.py      notices training that bypasses the hook, discarded gradients, time spent
-                    (steps.py: one hook on the steps of all optimizers)
+                    (steps.py: one hook on the steps of all optimizers;
+                    effect.py: weights that have no effect)
     capture.py   1  the head's input and the gradient at its output: the hook
                     (hook.py: a hook that saved models do not have)
     rescale.py   2  what the loop does to gradients before the step: loss scaling, clipping

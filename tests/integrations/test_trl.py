@@ -137,7 +137,8 @@ class TestKept:
         assert callback.last is not None
         assert callback.last.applied
         assert callback.last.fallbacks == 0
-        assert len(callback.last.extra_weights) == 8
+        assert callback.last.per == "token"
+        assert len(callback.last.extra_weights) == 8 * 8  # sequences of eight
         assert applied(run) == [1.0, 1.0]
         assert run.state.log_history[0].keys() >= FIGURES
 
