@@ -11,7 +11,7 @@ operations   of matrix products, counted by FlopCounterMode on tensors without v
              weights, over N H (N tokens, H entries of the head); and as a share of a GPT's step
 memory       peak of a training step of a head of 32,000 x 768 in a process of its own (VmHWM), less
              what it had before the first large step
-time         a small model, steps in turn: plain, approximate, exact
+time         a small model on one thread, steps in turn: plain, approximate, exact
 
 The text is any plain text file; without one, the language reference that comes with Python.
 """
@@ -33,6 +33,7 @@ import torch.nn.functional as F
 from _capture import Moment, without_folders
 from _common import (
     RESULTS,
+    clock_for,
     describe,
     environment,
     finish,
@@ -139,8 +140,8 @@ def quality(text: str, args: argparse.Namespace) -> list[dict[str, Any]]:
     for setting in args.settings:
         words = numbered(text, setting.vocabulary)
         steps = args.steps or setting.steps
-        early = sorted({max(2, steps // 30), max(3, steps // 15), max(4, steps // 8)})
-        late = sorted({steps - max(1, steps // 8), steps - max(1, steps // 15), steps})
+        early = sorted({max(2, steps // 20), max(3, steps // 8)})
+        late = sorted({steps - max(1, steps // 8), steps})
         for kind in OPTIMIZERS:
             for moment in captured(kind, words, setting, steps, early + late):
                 if not float(moment.drift.clamp_min(0).sum()) > 0:
@@ -392,7 +393,7 @@ def seconds(text: str, args: argparse.Namespace) -> list[dict[str, Any]]:
             for _ in range(3):
                 step()
             arms[arm] = step
-        times = take_turns(list(arms.values()), args.seconds, 40, 5)
+        times = take_turns(list(arms.values()), args.seconds, 40, 5, clock_for(1))
         found = dict(zip(arms, times, strict=True))
         ratios = {
             arm: ratio_of_medians(found[arm], found["plain"]) for arm in ("approximate", "exact")
