@@ -13,12 +13,14 @@ memory       peak of a training step of a head of 32,000 x 768 in a process of i
              what it had before the first large step
 time         a small model on one thread, steps in turn: plain, approximate, exact
 
-The text is any plain text file; without one, the language reference that comes with Python.
+The text is any plain text file; without one, the language reference that comes with Python. Parts
+that are not run stay as they are in the file of results.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -445,21 +447,24 @@ def main(argv: list[str] | None = None) -> int:
         for each in SETTINGS
         if args.vocabularies is None or each.vocabulary in args.vocabularies
     ]
-    begin = perf_counter()
+    parts: dict[str, Any] = json.loads(args.out.read_text()) if args.out.exists() else {}
     with use_threads(1):
-        about = environment("tokens.py", without_folders(argv))
         text = read_text(args.text)
-        results = {part: RUNS[part][0](text, args) for part in args.parts}
-    finish(about, perf_counter() - begin)
+        for part in args.parts:
+            begin, about = perf_counter(), environment("tokens.py", without_folders(argv))
+            rows = RUNS[part][0](text, args)
+            finish(about, perf_counter() - begin)
+            parts[part] = {"environment": about, "results": rows}
+            write_json(args.out, parts)
     pages = []
-    for part, rows in results.items():
-        for name, (header, lines) in RUNS[part][1](rows).items():
+    for part in sorted(parts, key=PARTS.index):
+        about = parts[part]["environment"]
+        for name, (header, lines) in RUNS[part][1](parts[part]["results"]).items():
             print(f"\n{name}\n{text_table(header, lines)}")
             pages.append(f"### {name}\n\n{markdown_table(header, lines)}")
-    print("\n" + describe(about))
-    write_json(args.out, {"environment": about, "results": results})
-    written = "\n\n".join([*pages, f"`{about['command']}`: {describe(about)}"]) + "\n"
-    write_text(args.out.with_suffix(".md"), written)
+        print(describe(about))
+        pages.append(f"`{about['command']}`: {describe(about)}")
+    write_text(args.out.with_suffix(".md"), "\n\n".join(pages) + "\n")
     return 0
 
 

@@ -39,18 +39,18 @@ def test_tables(
     assert tokens.main(["--text", str(text), *small, *parts, "--out", str(out)]) == 0
     content = json.loads(out.read_text())
     assert str(tmp_path) not in json.dumps(content)
-    quality = content["results"]["quality"]
+    quality = content["quality"]["results"]
     for kind in ("sgd", "adamw"):
         rows = [r for r in quality if r["optimizer"] == kind and r["variant"] == "library"]
         assert rows
         assert all(0.5 < row["removed"] < 1.5 and 0 < row["exact"] <= 1 for row in rows)
         assert all(row["feasible"] <= 1.01 for row in rows)  # the exact answer is the best
-    by_head = [row for row in content["results"]["operations"] if "tokens" in row]
+    by_head = [row for row in content["operations"]["results"] if "tokens" in row]
     assert all(4 < row["added"] <= row["exact"] for row in by_head)
     large = [row for row in by_head if row["head"] == "768 x 32,000"]
     assert len(large) == 2
     assert all(row["approximate"] and row["added"] <= 5 for row in large)
-    gpts = [row for row in content["results"]["operations"] if row.get("gpt") == "124M"]
+    gpts = [row for row in content["operations"]["results"] if row.get("gpt") == "124M"]
     assert all(row["share"] < 0.25 for row in gpts)
     assert "library, tokens in 4 groups" in {row["variant"] for row in quality}
     assert "### alternatives" in out.with_suffix(".md").read_text()
