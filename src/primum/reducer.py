@@ -56,7 +56,7 @@ class Reducer(Fused):
         enabled: Set to False to pause, to True to go on. What counts is its value in `backward`.
         head_name: The head's dotted name in the model.
         measure_exact: Set to True to measure, where the weights come from an approximation, what
-            they do exactly: see `StepReport.exact`. Costs as much as the head's own backward pass.
+            they do exactly: see `StepReport.exact`. Costs about as much as the head itself.
     """
 
     def __init__(
