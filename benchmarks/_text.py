@@ -29,9 +29,9 @@ class Setting:
 
 
 SETTINGS = (
-    Setting(100, 96, 16, 64, 600),
-    Setting(4096, 96, 12, 64, 600),
-    Setting(32_000, 64, 8, 64, 300),
+    Setting(100, 96, 12, 64, 400),
+    Setting(4096, 96, 12, 64, 400),
+    Setting(32_000, 64, 8, 64, 200),
 )
 RATES = {"sgd": 0.1, "adamw": 4e-3}
 

@@ -11,14 +11,16 @@ operations   of matrix products, counted by FlopCounterMode on tensors without v
              weights, over N H (N tokens, H entries of the head); and as a share of a GPT's step
 memory       peak of a training step of a head of 32,000 x 768 in a process of its own (VmHWM), less
              what it had before the first large step
-time         a small model, steps in turn: plain, approximate, exact
+time         a small model on one thread, steps in turn: plain, approximate, exact
 
-The text is any plain text file; without one, the language reference that comes with Python.
+The text is any plain text file; without one, the language reference that comes with Python. Parts
+that are not run stay as they are in the file of results.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -33,6 +35,7 @@ import torch.nn.functional as F
 from _capture import Moment, without_folders
 from _common import (
     RESULTS,
+    clock_for,
     describe,
     environment,
     finish,
@@ -139,8 +142,8 @@ def quality(text: str, args: argparse.Namespace) -> list[dict[str, Any]]:
     for setting in args.settings:
         words = numbered(text, setting.vocabulary)
         steps = args.steps or setting.steps
-        early = sorted({max(2, steps // 30), max(3, steps // 15), max(4, steps // 8)})
-        late = sorted({steps - max(1, steps // 8), steps - max(1, steps // 15), steps})
+        early = sorted({max(2, steps // 20), max(3, steps // 8)})
+        late = sorted({steps - max(1, steps // 8), steps})
         for kind in OPTIMIZERS:
             for moment in captured(kind, words, setting, steps, early + late):
                 if not float(moment.drift.clamp_min(0).sum()) > 0:
@@ -392,7 +395,7 @@ def seconds(text: str, args: argparse.Namespace) -> list[dict[str, Any]]:
             for _ in range(3):
                 step()
             arms[arm] = step
-        times = take_turns(list(arms.values()), args.seconds, 40, 5)
+        times = take_turns(list(arms.values()), args.seconds, 40, 5, clock_for(1))
         found = dict(zip(arms, times, strict=True))
         ratios = {
             arm: ratio_of_medians(found[arm], found["plain"]) for arm in ("approximate", "exact")
@@ -444,21 +447,24 @@ def main(argv: list[str] | None = None) -> int:
         for each in SETTINGS
         if args.vocabularies is None or each.vocabulary in args.vocabularies
     ]
-    begin = perf_counter()
+    parts: dict[str, Any] = json.loads(args.out.read_text()) if args.out.exists() else {}
     with use_threads(1):
-        about = environment("tokens.py", without_folders(argv))
         text = read_text(args.text)
-        results = {part: RUNS[part][0](text, args) for part in args.parts}
-    finish(about, perf_counter() - begin)
+        for part in args.parts:
+            begin, about = perf_counter(), environment("tokens.py", without_folders(argv))
+            rows = RUNS[part][0](text, args)
+            finish(about, perf_counter() - begin)
+            parts[part] = {"environment": about, "results": rows}
+            write_json(args.out, parts)
     pages = []
-    for part, rows in results.items():
-        for name, (header, lines) in RUNS[part][1](rows).items():
+    for part in sorted(parts, key=PARTS.index):
+        about = parts[part]["environment"]
+        for name, (header, lines) in RUNS[part][1](parts[part]["results"]).items():
             print(f"\n{name}\n{text_table(header, lines)}")
             pages.append(f"### {name}\n\n{markdown_table(header, lines)}")
-    print("\n" + describe(about))
-    write_json(args.out, {"environment": about, "results": results})
-    written = "\n\n".join([*pages, f"`{about['command']}`: {describe(about)}"]) + "\n"
-    write_text(args.out.with_suffix(".md"), written)
+        print(describe(about))
+        pages.append(f"`{about['command']}`: {describe(about)}")
+    write_text(args.out.with_suffix(".md"), "\n\n".join(pages) + "\n")
     return 0
 
 

@@ -549,6 +549,19 @@ def test_the_hook_applies_the_weights(kind: str) -> None:
 
 
 @pytest.mark.usefixtures("always")
+@pytest.mark.parametrize("options", [{"exact": True}, {"recipe": "paper", "exact": True}], ids=len)
+@pytest.mark.parametrize("how", [primum.attach, primum.observe])
+def test_users_can_insist_on_exact_weights(how: Any, options: dict[str, Any]) -> None:
+    model, optimizer = model_of("AdamW")
+    reducer = how(model, optimizer, per="token", **options)
+    loss_of(model, text(0)).backward()
+    assert not report_of(reducer).approximate
+    assert report_of(reducer).reason == ("observe" if how is primum.observe else "")
+    with pytest.raises(ValueError, match="exact=True has no effect here; set it in the recipe"):
+        how(model, optimizer, per="token", exact=True, recipe=Primum())
+
+
+@pytest.mark.usefixtures("always")
 def test_the_explicit_form_gives_the_same() -> None:
     (one, first), (two, second) = model_of("AdamW"), model_of("AdamW")
     primum.attach(one, first, per="token")

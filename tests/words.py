@@ -81,7 +81,8 @@ class Run:
 
     def warm_up(self) -> None:
         """A step, and then a history that pushes anywhere: the next one harms."""
-        self.called(*self.batch(100)).backward()
+        with self.reducer.paused():
+            self.called(*self.batch(100)).backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
         stir(self.optimizer)

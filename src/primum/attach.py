@@ -161,6 +161,7 @@ def _recipe(recipe: Recipe | str, *, radius: float | None, per: str, **settings:
         return Primum(**settings)
     if recipe == "paper":
         shared = {name: settings.pop(name) for name in ("radius", "max_extra_weight")}
+        settings.pop("exact")  # it always is
         _at_default(settings, "recipe=Paper(PaperSettings(solver_iters=...))")
         paper = import_module("primum.paper")  # on demand: the core does without it
         chosen: Recipe = paper.Paper(paper.PaperSettings(**shared))

@@ -71,7 +71,7 @@ class Fused(WeighingAtOutput):
             reduction: "mean" over the tokens that count, "sum", or "none" for a loss per token.
             label_smoothing: Share of the target that is spread evenly over all outputs.
             chunk_size: Outputs whose logits are in memory at a time. By default so many that a
-                block is a quarter of `hidden`; all of them, if they fit 1 MiB.
+                block is a quarter of `hidden`; all of them, if they fit half a mebibyte.
 
         Examples:
             >>> model = nn.ModuleDict({"body": nn.Embedding(50, 16), "head": nn.Linear(16, 50)})

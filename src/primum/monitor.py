@@ -23,6 +23,7 @@ from primum.steps import Steps
 from primum.warn import Count, warn
 
 PATIENCE = 2  # Once may be a restored checkpoint, or a step that only makes the optimizer's state.
+CHUNKS = 4  # Calls of the head in a pass that are taken for a loss computed in chunks.
 TIMED_STEPS = 100
 DEAR = 0.2  # Of the time of a step.
 BYPASS = (
@@ -82,7 +83,7 @@ class Monitor:
         self._pending: Tensor | int = 0  # weighed passes that no step has used yet
         self._pending_steps = self._pending_version = 0
         self.passes = 0  # backward passes through the head since the last step of its optimizer
-        self.reached, self._bypassed = False, 0
+        self.reached, self._bypassed, self._arrivals = False, 0, 0
         self._spent = self._timed_from = self._timed_to = 0.0
         self.bypass = BYPASS
         self._steps_seen = Steps(self, model, head, name, optimizer)
@@ -109,6 +110,17 @@ class Monitor:
                 "values",
                 "plain gradients in a step: its values were not finite. If the loop has a "
                 "GradScaler, pass it as scaler=: such steps are then expected",
+            )
+
+    def arrived(self, *, again: bool) -> None:
+        """Note a gradient at the head's output; `again` if not the first of its backward pass."""
+        self._arrivals = self._arrivals + 1 if again else 1
+        if self._arrivals == CHUNKS:
+            self.warn(
+                "chunks",
+                f"the head ran {CHUNKS} times or more in one pass, as for a loss that is computed "
+                "in chunks. Each call is weighed by itself and does not see the gradients of the "
+                "others; call the head once, or compute the loss by reducer.linear_cross_entropy",
             )
 
     def spend(self, seconds: float) -> None:

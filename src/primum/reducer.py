@@ -58,7 +58,7 @@ class Reducer(Fused):
         output_name: That of the module at whose output the weights go in: the same, or, if the
             head is frozen or no plain linear layer, the head.
         measure_exact: Set to True to measure, where the weights come from an approximation, what
-            they do exactly: see `StepReport.exact`. Costs as much as the head's own backward pass.
+            they do exactly: see `StepReport.exact`. Costs about as much as the head itself.
     """
 
     def __init__(

@@ -72,8 +72,8 @@ class Tokens:
     def pairs(self) -> Iterator[tuple[Tensor, Tensor]]:
         """The chunks in working precision, with ones for the bias; still scaled."""
         for features, gradients in self.chunks():
-            x = features.detach().to(self.dtype)
-            yield pad(x, (0, 1), value=1.0) if self.has_bias else x, gradients.to(self.dtype)
+            x, g = features.detach().to(self.dtype), gradients.detach().to(self.dtype)
+            yield pad(x, (0, 1), value=1.0) if self.has_bias else x, g
 
     def along(self, displacement: Tensor) -> Tensor:
         """Each token's first-order loss change. [V, d] -> [N]."""

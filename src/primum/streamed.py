@@ -16,7 +16,7 @@ from torch.nn.functional import linear
 
 from primum.rules import on_host
 
-FEW = 1 << 18  # Entries of a block that are never too many: 1 MiB.
+FEW = 1 << 17  # Entries of a block that are never too many: half a mebibyte in float32.
 
 Look = Callable[[slice, Tensor], None]  # at a block of outputs and the gradient there
 

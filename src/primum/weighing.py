@@ -184,7 +184,9 @@ class Weighing:
     def _begin(self, head: nn.Linear) -> None:
         """At the first arrival of a backward pass: were earlier gradients used, kept or dropped?"""
         task = backward_id()
-        if task is not None and task == self._backward:
+        again = task is not None and task == self._backward
+        self._monitor.arrived(again=again)
+        if again:
             return
         self._backward = task
         if task is None or not (self._monitor.pending or self._rescale.expects):

@@ -1,0 +1,204 @@
+"""Heads that are never called: memory, operations and time of head and loss in one.
+
+    called        cross_entropy(head(hidden), targets): the logits of all tokens in memory
+    hook          the same with `primum.attach`, per token
+    torch         F.linear_cross_entropy in chunks (torch 2.13 and later)
+    primum        `reducer.linear_cross_entropy`
+    paused        the same without weights, inside `reducer.paused()`
+
+Forward and backward of a head without bias under AdamW, float32. Memory is the peak that torch's
+CPU allocator held over what it held before: hidden states, weight and optimizer state are not in
+it, their gradients are. Operations are matrix products alone, in units of N H for N tokens and a
+head of H entries; they are counted on `--count` tokens, with the custom operations opened. Time is
+the median of arms that take turns, process time of one thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.nn.functional as F
+from _capture import without_folders
+from _common import (
+    RESULTS,
+    clock_for,
+    describe,
+    environment,
+    finish,
+    markdown_table,
+    median,
+    positive,
+    take_turns,
+    text_table,
+    use_threads,
+    write_json,
+    write_text,
+)
+from overhead import peak_memory
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import primum
+from primum import fused_op
+
+ARMS = ("called", "hook", "torch", "primum", "paused")
+MIB = 1 << 20
+
+
+class Case:
+    """A head in the midst of training, and a batch of hidden states."""
+
+    def __init__(self, tokens: int, width: int, words: int) -> None:
+        torch.manual_seed(0)
+        self.head = nn.Linear(width, words, bias=False)
+        self.hidden = torch.randn(tokens, width, requires_grad=True)
+        self.targets = torch.randint(words, (tokens,))
+        self.optimizer = torch.optim.AdamW(self.head.parameters(), lr=1e-3)
+        weight = self.head.weight
+        moments = {"exp_avg": torch.randn_like(weight), "exp_avg_sq": torch.rand_like(weight)}
+        scaled = {name: 1e-4 * value for name, value in moments.items()}
+        self.optimizer.state[weight] = {"step": torch.tensor(9.0), **scaled}
+
+    def clear(self) -> None:
+        self.hidden.grad = self.head.weight.grad = None
+
+    def run(self, arm: str) -> None:
+        """Forward and backward."""
+        self.clear()
+        if arm in ("called", "torch"):
+            self._loss(arm).backward()
+            return
+        with primum.attach(self.head, self.optimizer, per="token", radius=0.1) as reducer:
+            if arm == "paused":
+                with reducer.paused():
+                    reducer.linear_cross_entropy(self.hidden, self.targets).backward()
+                return
+            if arm == "hook":
+                self._loss("called").backward()
+            else:
+                reducer.linear_cross_entropy(self.hidden, self.targets).backward()
+            assert reducer.last is not None
+            assert reducer.last.applied
+
+    def _loss(self, arm: str) -> Tensor:
+        if arm == "called":
+            return F.cross_entropy(self.head(self.hidden), self.targets)
+        return F.linear_cross_entropy(
+            self.hidden, self.head.weight, self.targets, options=nn.LinearCrossEntropyOptions()
+        )
+
+
+def operations(case: Case, arm: str) -> float | None:
+    """Of matrix products, in units of N H; None for torch's operation, which hides them."""
+
+    def inplace(_: Any, one: Any, other: Any, **__: Any) -> int:
+        return 2 * one[0] * one[1] * other[1]
+
+    if arm == "torch":
+        return None
+    counter = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.addmm_: inplace})
+    with opened(), counter:
+        case.run(arm)
+    units = case.hidden.shape[0] * case.head.weight.numel()
+    return float(counter.get_total_flops()) / units
+
+
+@contextmanager
+def opened() -> Iterator[None]:
+    """Our operations as plain functions: what they are made of can be counted."""
+    with (
+        mock.patch.object(fused_op, "token_losses", fused_op.losses_of),
+        mock.patch.object(fused_op, "token_gradients", fused_op.gradients_of),
+    ):
+        yield
+
+
+def measure(
+    tokens: int, width: int, words: int, args: argparse.Namespace
+) -> dict[str, dict[str, float | None]]:
+    arms = [arm for arm in args.arms if arm != "torch" or hasattr(F, "linear_cross_entropy")]
+    few = Case(min(args.count, tokens), width, words)
+    counted = {arm: operations(few, arm) for arm in arms}
+    case = Case(tokens, width, words)
+    runs: list[Callable[[], None]] = [partial(case.run, arm) for arm in arms]
+    peaks = []
+    for run in runs:
+        case.clear()  # what is freed in a run would count against it
+        peaks.append(peak_memory(run) / MIB)
+    times = take_turns(runs, args.seconds, args.repeats, clock=clock_for(1))
+    return {
+        arm: {"operations": counted[arm], "peak_mib": peak, "seconds": median(seconds)}
+        for arm, peak, seconds in zip(arms, peaks, times, strict=True)
+    }
+
+
+HEADER = [
+    "vocabulary",
+    "width",
+    "tokens",
+    "loss",
+    "peak MiB",
+    "over torch %",
+    "operations / NH",
+    "s",
+]
+
+
+def table(results: list[dict[str, Any]]) -> list[list[str]]:
+    rows = []
+    for each in results:
+        arms = each["arms"]
+        torchs = arms.get("torch", {}).get("peak_mib")
+        for arm, found in arms.items():
+            above = "" if torchs is None else f"{100 * (found['peak_mib'] / torchs - 1):+.0f}"
+            made = "" if found["operations"] is None else f"{found['operations']:.1f}"
+            sizes = [f"{each['words']:,}", str(each["width"]), f"{each['tokens']:,}"]
+            rows.append(
+                [*sizes, arm, f"{found['peak_mib']:.0f}", above, made, f"{found['seconds']:.1f}"]
+            )
+    return rows
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--words", nargs="+", type=positive, default=[32_000])
+    parser.add_argument("--width", type=positive, default=768)
+    parser.add_argument("--tokens", nargs="+", type=positive, default=[1024, 4096])
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS)
+    parser.add_argument("--count", type=positive, default=1024, help="tokens for the operations")
+    parser.add_argument("--repeats", type=positive, default=3)
+    parser.add_argument("--seconds", type=float, default=120.0, help="for the times of a size")
+    parser.add_argument("--out", type=Path, default=RESULTS / "fused.json")
+    args = parser.parse_args(argv)
+    begin = perf_counter()
+    results = []
+    with use_threads(1):
+        about = environment("fused.py", without_folders(argv))
+        for words in args.words:
+            for tokens in args.tokens:
+                arms = measure(tokens, args.width, words, args)
+                results.append(
+                    {"words": words, "width": args.width, "tokens": tokens, "arms": arms}
+                )
+    finish(about, perf_counter() - begin)
+    rows = table(results)
+    print(text_table(HEADER, rows))
+    print("\n" + describe(about))
+    write_json(args.out, {"environment": about, "results": results})
+    page = f"{markdown_table(HEADER, rows)}\n\n`{about['command']}`: {describe(about)}\n"
+    write_text(args.out.with_suffix(".md"), page)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
