@@ -313,7 +313,7 @@ def loss_table(runs: dict[str, list[dict[str, Any]]]) -> str:
         )
         rows.append([*row, f"{before:.1%} → {after:.1%}, {extra:.2f}"])
     header = ["arm", "test loss", "against base, pair by pair", "seeds better", "loss against base"]
-    return markdown_table([*header, "samples harmed, mean extra weight"], rows)
+    return markdown_table([*header, "samples, or tokens, harmed; mean extra weight"], rows)
 
 
 def layer_table(rows: list[dict[str, Any]]) -> str:
