@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from pydoc_data.topics import topics
@@ -49,6 +50,7 @@ from primum.experiments.statistics import family, interval
 LENGTH, BATCH = 48, 16
 RATES = (1e-3, 3e-3, 1e-2, 3e-2)
 TUNING_SEEDS = (100,)
+LAYER_SEEDS = (0, 1)
 LAST = "layers.{}.mlp.down_proj.lora_{}.default"
 SHAPE = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 ARMS: dict[str, dict[str, Any] | None] = {
@@ -156,9 +158,15 @@ def train(
 # --- which layer ----------------------------------------------------------------------------------
 
 
-def which_layer(base: nn.Module, text: Text, rate: float, args: Any) -> list[dict[str, Any]]:
-    """How each layer's drift follows that of all adapters, sample by sample, in plain training."""
-    model, trained = adapted(base, 0)
+def which_layer(
+    base: nn.Module, text: Text, rate: float, seed: int, args: Any
+) -> list[dict[str, Any]]:
+    """How each layer's drift follows that of all adapters, sample by sample, in plain training.
+
+    For the two matrices of the last adapter also the harm over all adapters, as it is and as the
+    weights measured there would leave it.
+    """
+    model, trained = adapted(base, seed)
     names = [name for name, p in model.named_parameters() if p.requires_grad]
     optimizer = optim.AdamW(trained, lr=rate)
     decay = optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, args.steps)
@@ -169,46 +177,65 @@ def which_layer(base: nn.Module, text: Text, rate: float, args: Any) -> list[dic
         for phase, several in phases.items()
         for k in several
     }
-    last = SHAPE["num_hidden_layers"] - 1
-    parts: dict[str, Callable[[str], bool]] = {
-        "last lora_B": lambda name: LAST.format(last, "B") in name,
-        "last lora_A": lambda name: LAST.format(last, "A") in name,
-        "last lora_A and lora_B": lambda name: f"layers.{last}.mlp.down_proj.lora_" in name,
-        "first lora_B of the last block": lambda name: (
-            f"layers.{last}.self_attn.q_proj.lora_B" in name
-        ),
-        "all adapters of the last block": lambda name: f"layers.{last}." in name,
-    }
+    block = SHAPE["num_hidden_layers"] - 1
+    last = {f"last lora_{one}": LAST.format(block, one) for one in "BA"}
+    parts = {name: [layer] for name, layer in last.items()}
+    parts["last lora_A and lora_B"] = list(last.values())
+    parts["first lora_B of the last block"] = [f"layers.{block}.self_attn.q_proj.lora_B"]
+    parts["all adapters of the last block"] = [f"layers.{block}."]
     rows: list[dict[str, Any]] = []
-    for number, ids in enumerate(text.batches(0, args.steps)):
-        optimizer.zero_grad()
+    for number, ids in enumerate(text.batches(seed, args.steps)):
         if number in at:
             grads = _per_sample(model, trained, ids)
+            whole = _drifts(model, optimizer, grads, torch.zeros(len(ids)))
+            harm = sum(whole).clamp_min(0).sum()
+            for part, layers in parts.items():
+                belongs = [any(layer in name for layer in layers) for name in names]
+                own = sum(d for d, inside in zip(whole, belongs, strict=True) if inside)
+                pair = torch.stack((own, sum(whole)))
+                usable = bool((pair.std(1) > 0).all())
+                row = {"seed": seed, "step": number, "phase": at[number], "part": part}
+                row["correlation"] = torch.corrcoef(pair)[0, 1].item() if usable else 0.0
+                if part in last:
+                    weights = _weights(model, optimizer, "model." + last[part], ids)
+                    left = sum(_drifts(model, optimizer, grads, weights)).clamp_min(0).sum()
+                    row |= {"harm": harm.item(), "left": left.item()}
+                rows.append(row)
+        optimizer.zero_grad()
         model(input_ids=ids, labels=ids).loss.backward()
-        before = [p.detach().clone() for p in trained]
         optimizer.step()
         decay.step()
-        if number not in at:
-            continue
-        drifts = [
-            each.flatten(1) @ (p.detach() - old).flatten()
-            for each, p, old in zip(grads, trained, before, strict=True)
-        ]
-        whole = torch.stack(drifts).sum(0)
-        for part, belongs in parts.items():
-            own = sum(d for name, d in zip(names, drifts, strict=True) if belongs(name))
-            pair = torch.stack((own, whole))
-            usable = bool((pair.std(1) > 0).all())
-            rows.append(
-                {
-                    "step": number,
-                    "phase": at[number],
-                    "part": part,
-                    "correlation": torch.corrcoef(pair)[0, 1].item() if usable else 0.0,
-                    "same sign": ((own > 0) == (whole > 0)).double().mean().item(),
-                }
-            )
     return rows
+
+
+def _weights(model: nn.Module, optimizer: optim.Optimizer, layer: str, ids: Tensor) -> Tensor:
+    """Extra weights of the samples, measured in a layer; nothing is changed but `.grad`."""
+    optimizer.zero_grad()
+    with primum.observe(model, optimizer, head=layer) as reducer:
+        model(input_ids=ids, labels=ids).loss.backward()
+        assert reducer.last is not None
+        weights = reducer.last.extra_weights
+    optimizer.zero_grad()
+    return weights
+
+
+def _drifts(
+    model: nn.Module, optimizer: optim.Optimizer, grads: list[Tensor], weights: Tensor
+) -> list[Tensor]:
+    """By how much the step on weighted losses, really made on copies, changes each loss.
+
+    First order, by parameter. grads [B, ...], weights [B] -> [B].
+    """
+    twin, stepper = copy.deepcopy((model, optimizer))
+    trained = [p for p in twin.parameters() if p.requires_grad]
+    before = [p.detach().clone() for p in trained]
+    for p, each in zip(trained, grads, strict=True):
+        p.grad = torch.tensordot((1 + weights) / len(weights), each, 1)
+    stepper.step()
+    return [
+        each.flatten(1) @ (p.detach() - old).flatten()
+        for each, p, old in zip(grads, trained, before, strict=True)
+    ]
 
 
 def _per_sample(model: nn.Module, trained: list[nn.Parameter], ids: Tensor) -> list[Tensor]:
@@ -286,7 +313,7 @@ def loss_table(runs: dict[str, list[dict[str, Any]]]) -> str:
         )
         rows.append([*row, f"{before:.1%} → {after:.1%}, {extra:.2f}"])
     header = ["arm", "test loss", "against base, pair by pair", "seeds better", "loss against base"]
-    return markdown_table([*header, "samples harmed, mean extra weight"], rows)
+    return markdown_table([*header, "samples, or tokens, harmed; mean extra weight"], rows)
 
 
 def layer_table(rows: list[dict[str, Any]]) -> str:
@@ -311,6 +338,15 @@ def price_table(rows: list[dict[str, Any]]) -> str:
     return markdown_table(["adapters", "measured in", "operations", "time of a step, ×"], lines)
 
 
+def _save(out: Path, content: dict[str, Any]) -> None:
+    tables = [loss_table(content["runs"]), layer_table(content["layers"])]
+    about = f"Learning rate {content['rate']:g}. {describe(content['environment'])}."
+    page = "\n\n".join([*tables, price_table(content["price"]), about])
+    write_json(out, content)
+    write_text(out.with_suffix(".md"), page + "\n")
+    print("\n" + page, flush=True)
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -322,6 +358,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--rates", type=float, nargs="+", default=RATES)
     parser.add_argument("--test-rows", type=int, default=384)
     parser.add_argument("--seconds", type=float, default=6, help="of timing, for each set")
+    parser.add_argument(
+        "--layers-only", action="store_true", help="keep the other results of --out"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS / "lora.json")
     args = parser.parse_args(argv)
     with use_threads(1):
@@ -333,6 +372,13 @@ def main(argv: list[str] | None = None) -> int:
         text = Text("\n".join(topics[name] for name in sorted(topics)))
         start = loss_on(base, text, args.test_rows)
         print(f"test loss before adapting {start:.4f}", flush=True)
+        if args.layers_only:
+            content = json.loads(args.out.read_text())
+            several = [which_layer(base, text, content["rate"], k, args) for k in LAYER_SEEDS]
+            content["layers"] = [row for rows in several for row in rows]
+            finish(about, perf_counter() - begin)
+            _save(args.out, content | {"environment_of_layers": about})
+            return 0
         tuning = [
             train(base, text, None, rate, seed, args)
             for rate in args.rates
@@ -345,7 +391,7 @@ def main(argv: list[str] | None = None) -> int:
         print(
             {each: round(total / len(TUNING_SEEDS), 4) for each, total in means.items()}, flush=True
         )
-        layers = which_layer(base, text, rate, args)
+        layers = [row for seed in LAYER_SEEDS for row in which_layer(base, text, rate, seed, args)]
         costs = price(base, text, rate, args)
         runs: dict[str, list[dict[str, Any]]] = {arm: [] for arm in ARMS}
         content = {"environment": about, "start": start, "rate": rate, "tuning": tuning}
@@ -355,11 +401,7 @@ def main(argv: list[str] | None = None) -> int:
                 runs[arm].append(train(base, text, settings, rate, seed, args))
                 print(arm, runs[arm][-1], flush=True)
             finish(about, perf_counter() - begin)
-            tables = [loss_table(runs), layer_table(layers), price_table(costs)]
-            page = "\n\n".join([*tables, f"Learning rate {rate:g}. {describe(about)}."])
-            write_json(args.out, content)  # after each seed: a run that is stopped has results
-            write_text(args.out.with_suffix(".md"), page + "\n")
-    print("\n" + page)
+            _save(args.out, content)  # after each seed: a run that is stopped has results
     return 0
 
 
