@@ -203,10 +203,10 @@ def main(folder: Path, rank: int, ranks: int) -> None:
         world_size=ranks,
         timeout=timedelta(seconds=20),
     )
-    cheaper, results = primum.weighing.choose_way, {}
+    cheaper, results = primum.weighing.way_for, {}
     for name, own in json.loads((folder / "runs.json").read_text()).items():
         way = own.get("way")
-        primum.weighing.choose_way = cheaper if way is None else lambda *_, w=way, **__: w
+        primum.weighing.way_for = cheaper if way is None else lambda *_, w=way, **__: w
         results[name] = train(own, rank, ranks)
     (folder / f"results-{rank}.json").write_text(json.dumps(results))
     dist.destroy_process_group()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from primum.distributed import choose_way, traffic
+from primum.ways import choose_way, traffic
 from primum.paper import Paper
 from primum.pipeline import Captured
 from primum.ranks import Meeting

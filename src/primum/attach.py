@@ -15,6 +15,8 @@ from primum.hook import hooked
 from primum.ranks import Scope
 from primum.recipe import Primum, Recipe
 from primum.reducer import Reducer
+from primum.refused import check_owner
+from primum.shards import check_rules, shards_of
 from primum.update import check_supported
 from primum.weighing import Options
 
@@ -169,12 +171,14 @@ def _make(
     scaler = grad_scaler(scaler)
     linear = find_head(model) if head is None else given_head(model, head)
     name = next((n for n, m in model.named_modules() if m is linear), "") or "head"
-    check_head(model, linear, name)
+    shards = shards_of(model, linear, name)
+    check_head(model, linear, name, split=shards is not None)
     optimizers = list(optimizers_in(optimizer))
     weight_owner = owner_of(optimizers, linear.weight)
     if weight_owner is None:
         raise ValueError(
             f"the optimizer does not hold {name}.weight; pass the optimizer that trains it"
+            + (", made after fully_shard" if shards is not None else "")
         )
     owners = {"weight": weight_owner}
     bias: Tensor | None = linear.bias
@@ -182,10 +186,13 @@ def _make(
     if bias is not None and bias.requires_grad and bias_owner is not None:
         owners["bias"] = bias_owner  # otherwise nothing moves it: a constant
     for part, owner in owners.items():
+        check_owner(owner, name)
+        if shards is not None:
+            check_rules(owner)
         check_supported(owner, getattr(linear, part), f"{name}.{part}")
         check_order(owner, getattr(linear, part))
-    scope = Scope(*reach, model)
+    scope = Scope(*reach, model, None if shards is None else shards.ranks)
     detach(linear)  # attaching again replaces what was there
     checked = head is None and model is not linear
-    options = Options(apply, per, scaler, scope, name, check_output=checked)
+    options = Options(apply, per, scaler, scope, name, checked, shards)
     return Reducer(model, linear, owners, recipe, options)

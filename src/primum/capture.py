@@ -17,6 +17,7 @@ from primum.compat import (
     executes_in_graph,
     exporting,
     inside_functorch,
+    is_sharded,
     parameter,
 )
 from primum.hook import Hook
@@ -60,6 +61,10 @@ class Pass:
 
     def release(self) -> None:
         self._strong = None
+
+    def of_weight(self, weight: Tensor | None) -> bool:
+        """Whether this is the weight of the call; of a sharded one its shards count as well."""
+        return weight is self.weight or is_sharded(weight)
 
     def trains_head(self) -> bool:
         """Whether the backward pass under way will add to the gradient of the head's weight.
@@ -259,7 +264,7 @@ class Listener:
         weight = None if head is None else parameter(head, "weight")
         if self.owner is None or weight is None or not weight.requires_grad:
             return None
-        if not executes_in_graph(weight):
+        if not is_sharded(weight) and not executes_in_graph(weight):
             return None  # a gradient for another purpose
         return self.owner.on_compiled(gradient, lambda: features, training)
 

@@ -6,7 +6,8 @@ describes, and a warning where results change; never the import, and never a tra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib import import_module
@@ -177,6 +178,51 @@ def knows_running_wrapper() -> bool:
 def joins(wrapper: nn.parallel.DistributedDataParallel) -> bool:
     """Whether ranks without data left skip forward passes (`join()`). Fallback: no."""
     return bool(getattr(getattr(wrapper, "_join_config", None), "enable", False))
+
+
+def is_sharded(tensor: object) -> bool:
+    """Whether a tensor is a DTensor. Importing its module takes long: only if it is there."""
+    kind = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+    return kind is not None and isinstance(tensor, kind)
+
+
+def fsdp_modules(model: nn.Module) -> Iterator[Any]:
+    """The modules that `fully_shard` was called on."""
+    kind = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
+    return (each for each in model.modules() if kind is not None and isinstance(each, kind))
+
+
+def shard_records(model: nn.Module, head: nn.Module) -> dict[str, tuple[Any, Any]]:
+    """What `fully_shard` keeps of a layer's parameters, by their names: its record, and its group.
+
+    Fallback: nothing is known of them.
+    """
+    ask = private(
+        "torch.distributed.fsdp._fully_shard._fsdp_state",
+        "_get_module_fsdp_state",
+        "under fully_shard, gradients accumulated without synchronization are not part of the "
+        "predicted step",
+    )
+    found: dict[str, tuple[Any, Any]] = {}
+    for module in model.modules() if ask is not None else ():
+        state = ask(module)
+        groups = getattr(state, "_fsdp_param_groups", None)
+        if groups is None:  # before torch 2.11
+            groups = [getattr(state, "_fsdp_param_group", None)]
+        for group in groups:
+            for record in getattr(group, "fsdp_params", ()):
+                info = getattr(record, "_module_info", None)
+                if getattr(info, "module", None) is head:
+                    found[info.param_name] = record, group  # type: ignore[union-attr]
+    return found
+
+
+def unreduced(record: Any) -> Tensor | None:
+    """The gradient of a whole parameter that waits for its reduction. Fallback: None is seen."""
+    held: Tensor | None = getattr(record, "unsharded_accumulated_grad", None)
+    if held is None:
+        held = getattr(getattr(record, "_unsharded_param", None), "grad", None)
+    return held
 
 
 def no_autocast(device_type: str) -> AbstractContextManager[object]:

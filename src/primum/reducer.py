@@ -222,7 +222,8 @@ class Reducer(Weighing):
                 extra_weights = report.extra_weights[report.own]
             for each in passes:
                 each.weighed, each.extra_weights = True, extra_weights
-                each.together = report is not None and report.own != slice(None)
+                each.together = self._shards is not None and first.ranks is not None
+                each.together |= report is not None and report.own != slice(None)
         if first.extra_weights is None:
             return mean
         return ((1 + first.extra_weights).to(losses.dtype) * losses.flatten()).mean()
@@ -254,7 +255,7 @@ class Reducer(Weighing):
     def _on_gradient(self, made: Pass, gradient: Tensor) -> Tensor | None:
         """The gradient arrived: hand on the weighted one. None leaves it as it is."""
         head = self._head()
-        if head is None or parameter(head, "weight") is not made.weight or not made.trains_head():
+        if head is None or not made.of_weight(parameter(head, "weight")) or not made.trains_head():
             return None  # a gradient for another purpose, or of other weights
         if made.weighed or made.differentiated:
             self._monitor.passes += 1

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from primum.rules import Scalar, on_host, read, scalar
 
@@ -111,10 +111,21 @@ class Rescale:
         self._expected = unknown if mean is None else mean(unknown)
 
     @torch.no_grad()
-    def after_step(self, head: nn.Linear, found_inf: Tensor | None = None) -> None:
-        """Measure on the gradients in `.grad`, which the optimizer has just used."""
+    def after_step(
+        self,
+        head: Any,
+        found_inf: Tensor | None = None,
+        rows: slice | None = None,
+        total: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        """Measure on the gradients in `.grad`, which the optimizer has just used.
+
+        Of a head that is split over ranks these are some `rows`, and `total` sums over the ranks.
+        """
         expected = self._expected
         self.forget()
+        if expected is not None and rows is not None:
+            expected = expected[rows]
         grad = head.bias.grad if self._by_bias else head.weight.grad
         if expected is None or grad is None or grad.is_sparse:
             return
@@ -122,6 +133,8 @@ class Rescale:
             return
         used = (grad if self._by_bias else grad @ self._direction(grad)).to(expected)
         both, own, other = used.dot(expected), expected.dot(expected), used.dot(used)
+        if total is not None:
+            both, own, other = total(torch.stack((both, own, other))).unbind()
         if on_host(both):  # host memory: reading it is no sync, and saves operations
             self._keep(read(both), read(own), read(other), found_inf)
             return
