@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from primum.ways import choose_way, traffic
 from primum.paper import Paper
 from primum.pipeline import Captured
 from primum.ranks import Meeting
 from primum.recipe import Primum
+from primum.ways import choose_way, traffic
 from rank_child import train
 
 CHILD = Path(__file__).parent / "rank_child.py"

@@ -77,9 +77,8 @@ def optimizers_in(given: Optimizer | Iterable[Optimizer] | Any) -> Iterator[Opti
     inner = getattr(given, "optimizer", None)
     if isinstance(given, Optimizer) and not isinstance(inner, Optimizer):
         held = [k for k, v in vars(given).items() if isinstance(v, Optimizer) and v is not given]
-        if held and not is_zero(
-            given
-        ):  # timm's Lookahead, SAM: what they add to a step of the one inside is unknown
+        if held and not is_zero(given):
+            # timm's Lookahead, SAM: what they add to a step of the one inside is unknown
             kind = type(given).__name__
             raise TypeError(f"{kind} wraps another optimizer; pass that one: optimizer.{held[0]}")
         yield given

@@ -48,8 +48,8 @@ def check_model(model: nn.Module, weight: Any, name: str) -> None:
                 raise ValueError(f"DeepSpeed with {which} is not supported: {SPLIT}; {INSTEAD}")
     if hasattr(weight, "ds_id"):
         raise ValueError(
-            f"{name}.weight is a parameter of DeepSpeed's ZeRO stage 3 (deepspeed.zero.Init), which "
-            f"is not supported: {SPLIT}; {INSTEAD}"
+            f"{name}.weight is split by DeepSpeed's ZeRO stage 3 (deepspeed.zero.Init), which is "
+            f"not supported: {SPLIT}; {INSTEAD}"
         )
 
 

@@ -104,7 +104,8 @@ class Shards:
             return None
         if weight.grad is None or not len(weight):
             return torch.ones((), dtype=torch.bool, device=weight.device)
-        return weight.grad.norm() != 0
+        kept: Tensor = weight.grad.norm() != 0
+        return kept
 
     def unreduced(self) -> dict[str, Tensor]:
         """Gradients that wait on this rank for a reduction, as under `no_sync`."""

@@ -7,6 +7,7 @@ operations of one rank and one step; `batch` is the global one.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from torch.optim import Optimizer
 
@@ -88,7 +89,7 @@ def choose_way(
     whether some rows of the head can be predicted without the others.
     """
     sizes = sizes_of(meeting, captured)
-    settings = {
+    settings: dict[str, Any] = {
         "ranks": ranks.size,
         "products": recipe.products,
         "itemsize": captured.gradients.element_size(),
@@ -101,8 +102,7 @@ def choose_way(
     if params is not None:
         budget = max(FEW_BYTES, AFFORDABLE * ring(4 * params, ranks.size))
         ways = {way for way in ways if sent[way] <= budget}
-        batch, *rest = sizes
-        alone = work(max(batch // ranks.size, 1), *rest, recipe.products, factorises)
+        alone = work(max(sizes[0] // ranks.size, 1), *sizes[1:], recipe.products, factorises)
         if work(*sizes, recipe.products, factorises) > max(FEW_OPERATIONS, REPEATED * alone):
             ways.discard("gather")
     return min(sorted(ways), key=lambda way: cost[way], default=None)
@@ -123,7 +123,7 @@ def choose_sharded_way(
     Training itself gathers the parameters twice and reduces the gradients once.
     """
     sizes = sizes_of(meeting, captured)
-    settings = {
+    settings: dict[str, Any] = {
         "ranks": ranks.size,
         "products": recipe.products,
         "itemsize": captured.gradients.element_size(),
