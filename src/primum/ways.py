@@ -25,6 +25,9 @@ PER_MESSAGE = 50_000_000  # And what one more collective costs.
 AFFORDABLE, FEW_BYTES = 0.25, 1 << 20
 REPEATED, FEW_OPERATIONS = 16, 10**10
 
+# By rows every rank holds all samples: not if these take more memory than four heads and 256 MiB.
+HEADS_HELD, FEW_HELD = 4, 1 << 28
+
 
 def sizes_of(meeting: Meeting, captured: Captured) -> tuple[int, int, int, int]:
     """Samples, positions, inputs and outputs of the global problem."""
@@ -98,7 +101,7 @@ def choose_way(
     sent, cost = traffic(*sizes, **settings), costs(*sizes, **settings)
     ways = {"gather"}
     if recipe.products:
-        ways |= {"rows", "sum"} if by_rows else {"sum"}
+        ways |= {"rows", "sum"} if by_rows and holdable(*sizes) else {"sum"}
     if params is not None:
         budget = max(FEW_BYTES, AFFORDABLE * ring(4 * params, ranks.size))
         ways = {way for way in ways if sent[way] <= budget}
@@ -134,11 +137,18 @@ def choose_sharded_way(
     head = 3 * (ranks.size - 1) / ranks.size * 4 * sizes[2] * sizes[3]  # gradient, step, gain
     sent["sum"] += head
     cost["sum"] += PER_BYTE * head + 3 * PER_MESSAGE
-    ways = {"rows", "sum"} if recipe.products else {"rows"}
+    ways = {"rows", "sum"} if holdable(*sizes) else {"sum"}
+    ways = ways if recipe.products else {"rows"}
     if params is not None:
         own = 3 * (ranks.size - 1) / ranks.size * 4 * params
         ways = {way for way in ways if sent[way] <= max(FEW_BYTES, AFFORDABLE * own)}
     return min(sorted(ways), key=lambda way: cost[way], default=None)
+
+
+def holdable(batch: int, positions: int, inputs: int, outputs: int) -> bool:
+    """Whether the rows of all samples, in float32, fit beside the head on every rank."""
+    held = 4 * batch * positions * (inputs + outputs)
+    return held <= max(FEW_HELD, HEADS_HELD * 4 * inputs * outputs)
 
 
 def ring(size: float, ranks: int) -> float:
