@@ -15,7 +15,7 @@ from primum.hook import hooked
 from primum.ranks import Scope
 from primum.recipe import Primum, Recipe
 from primum.reducer import Reducer
-from primum.refused import check_owner
+from primum.refused import check_model, check_owner, made_late
 from primum.shards import check_rules, shards_of
 from primum.update import check_supported
 from primum.weighing import Options
@@ -168,6 +168,7 @@ def _make(
         raise ValueError(f'per must be "sample" or "token", got {per!r}')
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
+    check_model(model)
     scaler = grad_scaler(scaler)
     linear = find_head(model) if head is None else given_head(model, head)
     name = next((n for n, m in model.named_modules() if m is linear), "") or "head"
@@ -178,7 +179,7 @@ def _make(
     if weight_owner is None:
         raise ValueError(
             f"the optimizer does not hold {name}.weight; pass the optimizer that trains it"
-            + (", made after fully_shard" if shards is not None else "")
+            + made_late(split=shards is not None)
         )
     owners = {"weight": weight_owner}
     bias: Tensor | None = linear.bias

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from primum.refused import check_model, check_optimizer, is_zero
+from primum.refused import check_optimizer, check_weight, is_zero
 from primum.update import predict
 
 
@@ -35,7 +35,7 @@ def check_head(model: nn.Module, head: nn.Linear, name: str, *, split: bool = Fa
     `split`: the head is one that `fully_shard` has split, and that is supported.
     """
     weight: Tensor = head.weight
-    check_model(model, weight, name)
+    check_weight(weight, name)
     if isinstance(model, nn.DataParallel) and len(model.device_ids) > 1:
         raise ValueError(
             f"nn.DataParallel trains copies of {name}, one on each of {model.device_ids}, which "

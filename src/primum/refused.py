@@ -32,13 +32,13 @@ class Split(Protocol):
     def replaced(self) -> bool: ...
 
 
-def check_model(model: nn.Module, weight: Any, name: str) -> None:
+def check_model(model: nn.Module) -> None:
     """Refuse wrappers that split the head in ways that primum cannot follow."""
     for module in model.modules():
         if FSDP1 in _names(module):
             raise ValueError(
                 "FullyShardedDataParallel (FSDP1) is not supported: it trains flattened pieces of "
-                f"parameters, none of which is {name}.weight; {INSTEAD}"
+                f"parameters, not the head's weight; {INSTEAD}"
             )
         if any(each.startswith(ENGINE) for each in _names(module)):
             stage, half = _asked(module, "zero_optimization_stage"), "its 16-bit optimizer"
@@ -46,6 +46,10 @@ def check_model(model: nn.Module, weight: Any, name: str) -> None:
             if stage or is_half:
                 which = f"ZeRO stage {stage}" if stage else half
                 raise ValueError(f"DeepSpeed with {which} is not supported: {SPLIT}; {INSTEAD}")
+
+
+def check_weight(weight: Any, name: str) -> None:
+    """Refuse a parameter that DeepSpeed has split."""
     if hasattr(weight, "ds_id"):
         raise ValueError(
             f"{name}.weight is split by DeepSpeed's ZeRO stage 3 (deepspeed.zero.Init), which is "
@@ -76,6 +80,15 @@ def check_owner(optimizer: Optimizer, name: str) -> None:
             f"and can predict its step; {INSTEAD}, or give the head a plain optimizer of its own "
             "and pass that to attach"
         )
+
+
+def made_late(*, split: bool) -> str:
+    """What may have replaced the parameters that an optimizer held, for a message."""
+    if split:
+        return "; make it after fully_shard"
+    if "deepspeed" in sys.modules:
+        return f". DeepSpeed's ZeRO and 16-bit optimizers are not supported: {SPLIT}; {INSTEAD}"
+    return ""
 
 
 def why_lost(

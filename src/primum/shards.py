@@ -74,7 +74,9 @@ class Shards:
     def replaced(self) -> bool:
         """Whether the head has other parameters than when it was attached to."""
         now = {p: getattr(rec, "sharded_param", None) for p, (rec, _) in self._records.items()}
-        return any(now.get(part) not in (None, own) for part, own in self._params.items())
+        return any(
+            now.get(part) is not None and now[part] is not own for part, own in self._params.items()
+        )
 
     @torch.no_grad()
     def weight(self) -> Tensor:
