@@ -62,10 +62,6 @@ class Pass:
     def release(self) -> None:
         self._strong = None
 
-    def of_weight(self, weight: Tensor | None) -> bool:
-        """Whether this is the weight of the call; of a sharded one its shards count as well."""
-        return weight is self.weight or is_sharded(weight)
-
     def trains_head(self) -> bool:
         """Whether the backward pass under way will add to the gradient of the head's weight.
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from primum.capture import Listener, Pass, rows_of
-from primum.compat import eager, parameter
+from primum.compat import eager, is_sharded, parameter
 from primum.output_check import OutputCheck
 from primum.ranks import Ranks
 from primum.recipe import Recipe
@@ -255,7 +255,9 @@ class Reducer(Weighing):
     def _on_gradient(self, made: Pass, gradient: Tensor) -> Tensor | None:
         """The gradient arrived: hand on the weighted one. None leaves it as it is."""
         head = self._head()
-        if head is None or not made.of_weight(parameter(head, "weight")) or not made.trains_head():
+        weight = None if head is None else parameter(head, "weight")
+        replaced = weight is not made.weight and not is_sharded(weight)  # fully_shard does that
+        if head is None or replaced or not made.trains_head():
             return None  # a gradient for another purpose, or of other weights
         if made.weighed or made.differentiated:
             self._monitor.passes += 1

@@ -104,7 +104,7 @@ def why_lost(
         )
     if any(held is weight for group in owner.param_groups for held in group["params"]):
         return ""
-    gone = "the optimizer given to primum does not hold the head's weight any more"
+    gone = "the optimizer does not hold the head's weight any more"
     if model is not None and any(True for _ in fsdp_modules(model)):
         return f"{gone}: fully_shard was called after attach; attach after fully_shard"
     if hasattr(weight, "ds_id") or "deepspeed" in sys.modules:
