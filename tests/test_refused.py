@@ -106,6 +106,20 @@ class TestShards:
         with pytest.raises(ValueError, match=r"does not hold 2\.weight.*make it after fully_shard"):
             primum.attach(model, optimizer)
 
+    def test_fully_shard_after_attach(self) -> None:
+        """Also with a head in a group of its own, whose weight is split when gradients arrive."""
+        for own_group in (False, True):
+            model = network()
+            optimizer = sgd(model)
+            reducer = primum.attach(model, optimizer)
+            if own_group:
+                fully_shard(model[2])
+            fully_shard(model)
+            with pytest.warns(RuntimeWarning, match="fully_shard was called after attach; attach"):
+                train(model, sgd(model), 1)
+            assert reducer.last is not None
+            assert not reducer.last.applied
+
     def test_process_group(self) -> None:
         model = network()
         fully_shard(model)

@@ -5,7 +5,7 @@
 
 The map of the package; data flows down the numbers, imports never point up:
 
-    attach.py       the one line: make a Reducer (checks.py: what it refuses)
+    attach.py       the one line: make a Reducer (checks.py, refused.py: what it refuses)
     find.py         which layer is the head (widths.py: what modules take and give)
     output_check.py does the head's output reach the model's?
     reducer.py      what a user holds: hooks, the explicit form
@@ -22,7 +22,8 @@ The map of the package; data flows down the numbers, imports never point up:
     solve.py     5  the solver
     recipe.py       4 and 5 in one call; `primum.paper` is another recipe
     pipeline.py     2 to 5 in pure functions: from what was captured to extra weights
-    distributed.py  the same over several ranks (ranks.py: the process group)
+    distributed.py  the same over several ranks (ranks.py: the process group; rows.py: some outputs
+                    of the head on each; shards.py: a head that is split; ways.py: what is cheaper)
     report.py    6  what one step did (summary.py: what the last steps did)
     compat.py       every private name of torch that is used, with its fallback
     warn.py         warnings that point at the user's line

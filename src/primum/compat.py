@@ -225,6 +225,22 @@ def unreduced(record: Any) -> Tensor | None:
     return held
 
 
+def shard_of(record: Any) -> object | None:
+    """The sharded parameter, as the optimizer holds it. Fallback: None, not known."""
+    return getattr(record, "sharded_param", None)
+
+
+def offloads(record: Any) -> bool:
+    """Whether a shard is kept on the CPU. Fallback: no; another device than the mesh's tells."""
+    return bool(getattr(record, "offload_to_cpu", False))
+
+
+def divide_factor(group: Any) -> float | None:
+    """What summed gradients are divided by, if it was set. Fallback: None, the number of ranks."""
+    factor: float | None = getattr(group, "gradient_divide_factor", None)
+    return factor
+
+
 def no_autocast(device_type: str) -> AbstractContextManager[object]:
     """A block without autocast; entering it costs time, so only where it is on."""
     if torch.is_autocast_enabled(device_type):

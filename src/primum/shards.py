@@ -16,7 +16,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from primum.compat import fsdp_modules, is_sharded, shard_records, unreduced
+from primum.compat import (
+    divide_factor,
+    fsdp_modules,
+    is_sharded,
+    offloads,
+    shard_of,
+    shard_records,
+    unreduced,
+)
 from primum.pipeline import Captured
 from primum.ranks import Ranks, chunks
 from primum.rows import Part
@@ -48,7 +56,7 @@ class Shards:
             part: param for part, param in head.named_parameters(recurse=False) if is_sharded(param)
         }
         weight: Any = self._params["weight"]
-        _check(weight, name, self._records, model)
+        _check(weight, name, self._records)
         mesh = weight.device_mesh
         self.outputs, self.inputs = weight.shape
         self.holders = Ranks(mesh.get_group(mesh.ndim - 1))
@@ -73,7 +81,7 @@ class Shards:
 
     def replaced(self) -> bool:
         """Whether the head has other parameters than when it was attached to."""
-        now = {p: getattr(rec, "sharded_param", None) for p, (rec, _) in self._records.items()}
+        now = {p: shard_of(rec) for p, (rec, _) in self._records.items()}
         return any(
             now.get(part) is not None and now[part] is not own for part, own in self._params.items()
         )
@@ -117,7 +125,7 @@ class Shards:
     def divisor(self) -> float:
         """What the sum of the ranks' gradients is divided by."""
         group = self._records["weight"][1] if "weight" in self._records else None
-        given = getattr(group, "gradient_divide_factor", None)
+        given = divide_factor(group)
         return float(self.ranks.size if given is None else given)
 
     def part(self, owners: Mapping[str, Optimizer]) -> Part:
@@ -192,7 +200,7 @@ def check_rules(owner: Optimizer) -> None:
         )
 
 
-def _check(weight: Any, name: str, records: Mapping[str, Any], model: nn.Module) -> None:
+def _check(weight: Any, name: str, records: Mapping[str, Any]) -> None:
     """Raise for placements other than those of FSDP2 and HSDP, and for offloaded shards."""
     placements = weight.placements
     kinds = [type(each).__name__ for each in placements]
@@ -207,8 +215,8 @@ def _check(weight: Any, name: str, records: Mapping[str, Any], model: nn.Module)
             f"{name}.weight is split along its inputs (Shard({placements[-1].dim})), but primum "
             "predicts whole rows; return Shard(0) for it in shard_placement_fn"
         )
-    offloads = any(getattr(record, "offload_to_cpu", False) for record, _ in records.values())
-    if offloads or weight.device.type != weight.device_mesh.device_type:
+    offloaded = any(offloads(record) for record, _ in records.values())
+    if offloaded or weight.device.type != weight.device_mesh.device_type:
         raise ValueError(
             f"{name}.weight is offloaded to the CPU (CPUOffloadPolicy), which primum does not "
             "support; call fully_shard on the head without offload_policy"
