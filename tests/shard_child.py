@@ -34,6 +34,7 @@ DEFAULTS: dict[str, Any] = OF_RANKS | {
     "replicas": 1,  # more: HSDP
     "reshard": None,  # `reshard_after_forward` of the root
     "sync": True,  # False: gradients of micro-batches are reduced with the last one
+    "all_reduce": True,  # False: over replicas with the last one
     "bf16": False,  # parameters; gradients are reduced in float32
     "divide": None,  # `set_gradient_divide_factor`
     "compiled": "",  # "blocks" or "model"
@@ -105,7 +106,10 @@ def step(
             else:
                 trouble(own["trouble"], model, inputs)
         if isinstance(model, FSDPModule):
-            model.set_requires_gradient_sync(own["sync"] or part == own["micro_batches"] - 1)
+            last = part == own["micro_batches"] - 1
+            model.set_requires_gradient_sync(own["sync"] or last)
+            if not own["all_reduce"]:
+                model.set_requires_all_reduce(last)
         losses = losses_of(forward, inputs, labels) / own["micro_batches"]
         if own["trouble"] == "eval":
             model.train()

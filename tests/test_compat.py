@@ -239,6 +239,8 @@ SHARDED = [
     "sharded_param",
     "offload_to_cpu",
     "gradient_divide_factor",
+    "shared_modules",
+    "_partial_reduce_output",
 ]
 
 

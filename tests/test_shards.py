@@ -62,6 +62,13 @@ def all_runs() -> dict[str, dict[str, Any]]:
     runs["hsdp-unsynced"] = (
         WIDE | {"counts": COUNTS[4], "replicas": 2, "steps": 6, "clip": 0.05} | LOOPS["unsynced"]
     )
+    runs["replicas-wait"] = WIDE | {
+        "counts": COUNTS[4],
+        "replicas": 2,
+        "steps": 2,
+        "micro_batches": 2,
+        "all_reduce": False,
+    }
     runs["paper"] = two | {"recipe": "paper", "optimizer": "AdamW"}
     for way, by in WAYS.items():
         runs[f"bytes-{way}"] = {"counts": COUNTS[3], "steps": 3} | by
@@ -246,6 +253,11 @@ class TestTrouble:
         assert second["reports"][5]["reason"] == "MemoryError: no room for the matrix"
         assert second["reports"][6]["applied"] == 1.0
         assert first["params"] == second["params"]
+
+    def test_gradients_that_wait_for_replicas_are_said(self, results: Results) -> None:
+        for found in results["replicas-wait"]:
+            assert found["reports"][-1]["reason"].startswith("gradients of earlier micro-batches")
+            assert len(found["warnings"]) == 1
 
     @pytest.mark.parametrize("name", ["late", "late-head"])
     def test_fully_shard_after_attach_is_said(self, results: Results, name: str) -> None:

@@ -211,9 +211,12 @@ def shard_records(model: nn.Module, head: nn.Module) -> dict[str, tuple[Any, Any
             groups = [getattr(state, "_fsdp_param_group", None)]
         for group in groups:
             for record in getattr(group, "fsdp_params", ()):
-                info = getattr(record, "_module_info", None)
-                if getattr(info, "module", None) is head:
-                    found[info.param_name] = record, group  # type: ignore[union-attr]
+                info: Any = getattr(record, "_module_info", None)
+                modules = [getattr(info, "module", None), *getattr(info, "shared_modules", ())]
+                if any(each is head for each in modules):  # a tied weight has several
+                    own = [each is head for each in modules].index(True)
+                    names = [info.param_name, *getattr(info, "shared_param_names", ())]
+                    found[names[own]] = record, group
     return found
 
 
@@ -239,6 +242,11 @@ def divide_factor(group: Any) -> float | None:
     """What summed gradients are divided by, if it was set. Fallback: None, the number of ranks."""
     factor: float | None = getattr(group, "gradient_divide_factor", None)
     return factor
+
+
+def partly_reduced(group: Any) -> bool:
+    """Whether gradients wait for an all-reduce over HSDP's replicas. Fallback: no."""
+    return getattr(group, "_partial_reduce_output", None) is not None
 
 
 def no_autocast(device_type: str) -> AbstractContextManager[object]:

@@ -29,7 +29,7 @@ STAGE_0 = (
 class Split(Protocol):
     """A head that is split over ranks."""
 
-    def replaced(self) -> bool: ...
+    def trouble(self) -> str: ...
 
 
 def check_model(model: nn.Module) -> None:
@@ -94,14 +94,9 @@ def made_late(*, split: bool) -> str:
 def why_lost(
     model: nn.Module | None, weight: Tensor, owner: Optimizer, shards: Split | None
 ) -> str:
-    """Why the optimizer given to `attach` does not train the head any more; "" if it does."""
+    """Why the optimizer's step of the head cannot be predicted any more; "" if it can."""
     if shards is not None:
-        if not shards.replaced():
-            return ""
-        return (
-            "the head's parameters are others than when primum was attached "
-            "(load_state_dict(assign=True)?); make the optimizer and attach again"
-        )
+        return shards.trouble()
     if any(held is weight for group in owner.param_groups for held in group["params"]):
         return ""
     gone = "the optimizer does not hold the head's weight any more"

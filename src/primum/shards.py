@@ -21,6 +21,7 @@ from primum.compat import (
     fsdp_modules,
     is_sharded,
     offloads,
+    partly_reduced,
     shard_of,
     shard_records,
     unreduced,
@@ -79,12 +80,22 @@ class Shards:
         """Whether this is a sharded parameter of the head, as the optimizer holds it."""
         return any(param is own for own in self._params.values())
 
-    def replaced(self) -> bool:
-        """Whether the head has other parameters than when it was attached to."""
-        now = {p: shard_of(rec) for p, (rec, _) in self._records.items()}
-        return any(
-            now.get(part) is not None and now[part] is not own for part, own in self._params.items()
-        )
+    def trouble(self) -> str:
+        """Why the coming step cannot be predicted, the same on every rank; "" if it can."""
+        for part, (record, group) in self._records.items():
+            now, own = shard_of(record), self._params.get(part)
+            if now is not None and own is not None and now is not own:
+                return (
+                    "the head's parameters are others than when primum was attached "
+                    "(load_state_dict(assign=True)?); make the optimizer and attach again"
+                )
+            if partly_reduced(group):
+                return (
+                    "gradients of earlier micro-batches wait for an all-reduce over replicas, "
+                    "which primum does not see; use set_requires_gradient_sync instead of "
+                    "set_requires_all_reduce"
+                )
+        return ""
 
     @torch.no_grad()
     def weight(self) -> Tensor:

@@ -25,8 +25,9 @@ PER_MESSAGE = 50_000_000  # And what one more collective costs.
 AFFORDABLE, FEW_BYTES = 0.25, 1 << 20
 REPEATED, FEW_OPERATIONS = 16, 10**10
 
-# By rows every rank holds all samples: not if these take more memory than four heads and 256 MiB.
-HEADS_HELD, FEW_HELD = 4, 1 << 28
+# Where samples are gathered every rank holds all of them: not if these take more memory than eight
+# heads and 1 GiB, and no samples need to be gathered.
+HEADS_HELD, FEW_HELD = 8, 1 << 30
 
 
 def sizes_of(meeting: Meeting, captured: Captured) -> tuple[int, int, int, int]:
@@ -101,7 +102,8 @@ def choose_way(
     sent, cost = traffic(*sizes, **settings), costs(*sizes, **settings)
     ways = {"gather"}
     if recipe.products:
-        ways |= {"rows", "sum"} if by_rows and holdable(*sizes) else {"sum"}
+        ways = ways | {"rows"} if by_rows else ways
+        ways = ways | {"sum"} if holdable(*sizes) else {"sum"}
     if params is not None:
         budget = max(FEW_BYTES, AFFORDABLE * ring(4 * params, ranks.size))
         ways = {way for way in ways if sent[way] <= budget}
