@@ -59,7 +59,8 @@ def attach(
             inputs [B, T, d] by itself.
         scaler: The `torch.amp.GradScaler` of the loop, or what holds it, if there is one.
         scope: Over several ranks, "global" solves the global batch's problem and "local" each
-            rank's own; "auto" solves together under DistributedDataParallel, where that is cheap.
+            rank's own; "auto" solves together under DistributedDataParallel and fully_shard, where
+            that is cheap.
         process_group: The ranks of "global"; by default those of DistributedDataParallel, or all.
 
     Returns:

@@ -18,6 +18,7 @@ once more and its predicted step and gain are gathered.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 
 import torch
@@ -126,7 +127,7 @@ def weigh_sharded(
     """
     ranks, like = shards.ranks, captured.gradients
     share = torch.full((), 1 / shards.divisor(), dtype=captured.dtype, device=like.device)
-    with ranks.waited_for():
+    with ranks.waited_for() if meeting is not None else nullcontext():
         part = shards.part(owners)
         waits = bool(shards.unreduced()) if meeting is None else meeting.before
         captured = replace(captured, accumulated=shards.before(part, captured, share, waits))

@@ -211,13 +211,13 @@ class Weighing:
             given = ranks, meeting, captured, self._recipe, self._owners
             holders = None if self._shards is None else self._shards.holders
             way = way_for(self._scope.name, holders, *given, warn=self._monitor.warn)
+        if way is None and len(captured.features) < 2:
+            raise Plain(
+                "a batch of one sample has nothing to trade off and keeps its plain gradient",
+                counted=False,
+            )
         if self._shards is None and way is None:
             ranks = None
-            if len(captured.features) < 2:
-                raise Plain(
-                    "a batch of one sample has nothing to trade off and keeps its plain gradient",
-                    counted=False,
-                )
             drift, solution = weigh(head, self._owners, captured, self._recipe)
         else:
             try:
