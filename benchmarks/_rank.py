@@ -62,7 +62,7 @@ class Arm:
 
     def step(self) -> None:
         """One training step, to the end of the slowest rank's."""
-        primum.weighing.choose_way = lambda *_, **__: self.way  # instead of the cheaper one
+        primum.weighing.way_for = lambda *_, **__: self.way  # instead of the cheaper one
         inputs, labels = self.inputs[self.steps % BATCHES], self.labels[self.steps % BATCHES]
         self.steps += 1
         self.optimizer.zero_grad()

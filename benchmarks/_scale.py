@@ -1,7 +1,7 @@
 """What several ranks cost: bytes, collectives, operations and memory of a step, as formulas.
 
-`local`, `gather` and `sum` are the three ways of `primum.distributed`. All figures are of one rank
-and one step; a batch is the global one.
+`local`, `gather`, `rows` and `sum` are the ways of `primum.distributed`; `rows` is that of sharded
+heads, too. All figures are of one rank and one step; a batch is the global one.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from unittest import mock
 
 import torch
 
-from primum import distributed, gram
-from primum.distributed import choose_way, costs, traffic
+from primum import gram, ways
 from primum.pipeline import LARGE, Captured
 from primum.ranks import Meeting
 from primum.recipe import Primum
+from primum.ways import choose_sharded_way, choose_way, rows_are_dense, traffic
 
-WAYS = ("local", "gather", "sum")
+WAYS = ("local", "gather", "rows", "sum")
 POINTS = Primum.max_iters + 2  # dual points that the solver compares, zero among them
 PRODUCTS = Primum.max_iters + 1  # products with the Gram operator
 MEETING = 5 * 8  # five whole numbers
@@ -51,6 +51,11 @@ class Case:
         """Samples of one rank."""
         return -(-self.batch // self.ranks)
 
+    @property
+    def own_outputs(self) -> int:
+        """Outputs of the head that a rank computes with, if these are shared."""
+        return -(-self.outputs // self.ranks)
+
 
 @dataclass(frozen=True)
 class Sent:
@@ -73,9 +78,14 @@ def sent(way: str, case: Case) -> Sent:
         return Sent(0, 0.0, 0)
     rows = case.own * case.positions
     gathers, sums = [MEETING], [case.outputs * FLOAT]  # the bias's gradient, for clipping
-    if way == "gather":
+    if way in ("gather", "rows"):
         gathers.append(rows * (case.inputs + case.outputs) * FLOAT)
-    else:
+    if way == "rows":
+        batch = case.own * case.ranks
+        each = batch * batch if is_dense(way, case) else batch  # the matrix, or its diagonal
+        sums.append((batch + 1 + each) * FLOAT)
+        sums += [] if is_dense(way, case) else [batch * FLOAT] * PRODUCTS
+    elif way == "sum":
         sums += [case.size * FLOAT] * (1 + PRODUCTS)  # the gradient, then the products
         sums += [2 * FLOAT, *[3 * FLOAT] * Primum.max_iters]  # lengths and curvatures
         sums += [2 * POINTS * FLOAT, FLOAT, 2 * POINTS * FLOAT]  # the certificate
@@ -87,13 +97,16 @@ def sent(way: str, case: Case) -> Sent:
 
 def problem_batch(way: str, case: Case) -> int:
     """Samples in the problem that a rank computes with."""
-    return case.batch if way == "gather" else case.own
+    return case.batch if way in ("gather", "rows") else case.own
 
 
 def is_dense(way: str, case: Case) -> bool:
     """Whether the Gram matrix of that many samples is formed."""
     if way == "sum":
         return False
+    if way == "rows":
+        sgd = case.optimizer == "sgd"
+        return rows_are_dense(**arguments(case), products=PRODUCTS, factorises=sgd)
     factorises = case.optimizer == "sgd" and case.positions == 1 and not in_blocks(way, case)
     return dense_is_cheaper(way, case, factorises=factorises)
 
@@ -109,14 +122,15 @@ def block_entries(way: str, case: Case) -> int:
     """Entries of the samples' gradients that are held at a time, where they are formed."""
     rows = (problem_batch(way, case), case.positions)
     rows = rows[:1] if case.positions == 1 else rows
-    x, g = (torch.empty(*rows, n, device="meta") for n in (case.inputs + 1, case.outputs))
+    outputs = case.own_outputs if way == "rows" else case.outputs
+    x, g = (torch.empty(*rows, n, device="meta") for n in (case.inputs + 1, outputs))
     first = next(gram.output_blocks(x, g))
     return first.stop * (case.inputs + 1) * problem_batch(way, case)
 
 
 def in_blocks(way: str, case: Case) -> bool:
     """Whether the head is gone through a few outputs at a time."""
-    if way == "sum" or (case.positions == 1 and case.size <= LARGE):
+    if way in ("rows", "sum") or (case.positions == 1 and case.size <= LARGE):
         return False
     return dense_is_cheaper(way, case, factorises=False)
 
@@ -127,13 +141,15 @@ def operations(way: str, case: Case) -> float:
     Gradient, drift and diagonal cost three products of the head's size, then comes the solver.
     """
     batch, rows = problem_batch(way, case), problem_batch(way, case) * case.positions
-    basis = 3 * 2.0 * rows * case.size
+    outputs = case.own_outputs if way == "rows" else case.outputs
+    size = (case.inputs + 1) * outputs
+    basis = 3 * 2.0 * rows * size
     if not is_dense(way, case):
-        return basis + PRODUCTS * 4.0 * rows * case.size
+        return basis + PRODUCTS * 4.0 * rows * size
     if case.optimizer == "sgd" and case.positions == 1 and not in_blocks(way, case):
-        build = batch**2 * (2.0 * (case.inputs + 1 + case.outputs) + 16)
+        build = batch**2 * (2.0 * (case.inputs + 1 + outputs) + 16)
     else:
-        build = 2.0 * batch * case.size * (case.positions + batch + 8)
+        build = 2.0 * batch * size * (case.positions + batch + 8)
     return basis + build + PRODUCTS * 8.0 * batch**2
 
 
@@ -148,19 +164,21 @@ def memory(way: str, case: Case) -> int:
     """
     batch, adaptive = problem_batch(way, case), case.optimizer != "sgd"
     rows = batch * case.positions
-    unit = rows * (case.inputs + 1 + case.outputs)
+    outputs = case.own_outputs if way == "rows" else case.outputs
+    unit, size = rows * (case.inputs + 1 + outputs), (case.inputs + 1) * outputs
     # Alone, points are compared one by one, and at most these are kept.
     points = (6 * POINTS if way == "sum" else 2 * PRODUCTS) * batch
     extra = {
         "local": 0,
         "gather": rows * (case.inputs + 2 * case.outputs),  # all rows, and their gradients' share
+        "rows": rows * (case.inputs + case.outputs + 2 * outputs),
         "sum": rows * case.outputs,
     }[way]
     if in_blocks(way, case):
         blocks = 2 * block_entries(way, case)
         return FLOAT * (extra + rows * (case.inputs + 1) + blocks + batch**2 + points)
-    predicting = (6 if adaptive else 4) * case.size + unit
-    heads = (3 if adaptive else 2) * case.size
+    predicting = (6 if adaptive else 4) * size + unit
+    heads = (3 if adaptive else 2) * size
     if way == "sum":
         heads = (11 if adaptive else 7) * case.size
     if not is_dense(way, case):
@@ -168,7 +186,7 @@ def memory(way: str, case: Case) -> int:
     elif case.optimizer == "sgd" and case.positions == 1:
         solving = heads + unit + batch**2 + max(batch**2, points)
     else:
-        formed, block = batch * case.size, block_entries(way, case)
+        formed, block = batch * size, block_entries(way, case)
         solving = heads + unit + batch**2
         solving += max(formed if formed <= block else 2 * block, points)
     return FLOAT * (extra + max(predicting, solving))
@@ -187,36 +205,48 @@ def arguments(case: Case) -> dict[str, int]:
 
 def chosen(case: Case) -> str:
     """The way that `scope="global"` takes."""
-    sgd = case.optimizer == "sgd"
-    gather, total = costs(**arguments(case), products=PRODUCTS, factorises=sgd)
-    return "gather" if gather <= total else "sum"
+    return _chosen(case, None) or "local"
 
 
 def chosen_at(case: Case, per_byte: float, per_message: float) -> str:
     """The same if bytes and collectives cost that much, in floating-point operations."""
     with (
-        mock.patch.object(distributed, "PER_BYTE", per_byte),
-        mock.patch.object(distributed, "PER_MESSAGE", per_message),
+        mock.patch.object(ways, "PER_BYTE", per_byte),
+        mock.patch.object(ways, "PER_MESSAGE", per_message),
     ):
         return chosen(case)
 
 
 def library_traffic(way: str, case: Case) -> float:
     """What the library expects a rank to receive."""
-    gather, total = traffic(**arguments(case), products=PRODUCTS)
-    return {"local": 0.0, "gather": gather, "sum": total}[way]
+    return ({"local": 0.0} | traffic(**arguments(case), products=PRODUCTS))[way]
 
 
 def auto(case: Case, params: int) -> str:
     """The way that `scope="auto"` takes, for a model of that many parameters."""
+    return _chosen(case, params) or "local"
+
+
+def sharded(case: Case, params: int | None) -> str:
+    """The same for a head that `fully_shard` has split; None for `scope="global"`."""
     ranks: Any = SimpleNamespace(size=case.ranks)
+    sgd = case.optimizer == "sgd"
+    sizes = _sizes(case)
+    way = choose_sharded_way(ranks, ranks, *sizes, Primum(), factorises=sgd, params=params)
+    return way or "local"
+
+
+def _chosen(case: Case, params: int | None) -> str | None:
+    ranks: Any = SimpleNamespace(size=case.ranks)
+    sgd = case.optimizer == "sgd"
+    return choose_way(ranks, *_sizes(case), Primum(), factorises=sgd, params=params)
+
+
+def _sizes(case: Case) -> tuple[Meeting, Captured]:
     counts = (case.own,) * case.ranks
     positions = case.positions if case.positions > 1 else 0
     seen = Captured(torch.empty(1, case.inputs), torch.empty(1, case.outputs))
-    sgd = case.optimizer == "sgd"
-    meeting = Meeting(counts, positions, False, 0)
-    way = choose_way(ranks, meeting, seen, Primum(), factorises=sgd, params=params)
-    return way or "local"
+    return Meeting(counts, positions, False, 0), seen
 
 
 def all_reduce(params: int, ranks: int) -> float:

@@ -17,10 +17,11 @@ from _scale import (
     memory,
     operations,
     sent,
+    sharded,
 )
 from scipy.optimize import nnls
 
-from primum import distributed
+from primum import ways
 
 Row = dict[str, Any]
 PARAMS = 10**9  # of the model that the costs are compared with
@@ -43,6 +44,7 @@ CHOICES: dict[str, Callable[[Case], str]] = {
     "the library's constants": chosen,
     "operations per byte 1, per collective 5e7": lambda case: chosen_at(case, *HERE),
     "always gather": lambda case: "gather",
+    "always rows": lambda case: "rows",
     "always sum": lambda case: "sum",
 }
 
@@ -57,6 +59,7 @@ def tables(content: dict[str, Any]) -> dict[str, str]:
         "regret": _regret(rows),
         "memory": _memory(rows),
         "ways": _at_scale(_way),
+        "sharded": _at_scale(_sharded),
         "traffic": _at_scale(_traffic),
         "compute": _at_scale(_compute),
         "held": _at_scale(_held),
@@ -90,9 +93,10 @@ def _bytes(rows: Sequence[Row]) -> str:
 
 
 def _time(rows: Sequence[Row]) -> str:
-    """A line for each optimizer, head and batch; the way that the library chooses is bold."""
+    """A line for each optimizer, head and batch; the way that the library chose is bold."""
     counts = sorted({row["ranks"] for row in rows})
-    columns = [(ranks, way) for ranks in counts for way in (WAYS if ranks > 1 else WAYS[:1])]
+    measured = [way for way in WAYS if any(row["way"] == way for row in rows)]
+    columns = [(ranks, way) for ranks in counts for way in (measured if ranks > 1 else WAYS[:1])]
     header = ["optimizer", "head", "batch", "plain ms, by ranks"]
     header += [f"{ranks}: {way}" for ranks, way in columns]
     found: dict[tuple[str, str, int], dict[tuple[int, str], Row]] = {}
@@ -151,7 +155,7 @@ def _fit(rows: Sequence[Row]) -> str:
         line += [f"{own['message'] / 1e3:,.0f}", f"{own['byte'] / own['operation']:.0f}"]
         line += [f"{own['message'] / own['operation']:.1e}", f"{100 * own['error']:.0f}%"]
         cells.append(line)
-    own_costs = [str(distributed.PER_BYTE), f"{distributed.PER_MESSAGE:.1e}"]
+    own_costs = [str(ways.PER_BYTE), f"{ways.PER_MESSAGE:.1e}"]
     cells.append(["the library's", "", "", "", *own_costs, ""])
     return markdown_table(header, cells)
 
@@ -178,7 +182,8 @@ def _regret(rows: Sequence[Row]) -> str:
 
 def _memory(rows: Sequence[Row]) -> str:
     header = ["optimizer", "head", "ranks"]
-    header += [f"{way}: {what}" for way in WAYS for what in ("model MiB", "measured")]
+    measured = [way for way in WAYS if any(row["way"] == way for row in rows)]
+    header += [f"{way}: {what}" for way in measured for what in ("model MiB", "measured")]
     found: dict[tuple[str, str, int], dict[str, Row]] = {}
     for row in rows:
         if row["batch"] == 512 and row["ranks"] > 1:
@@ -187,7 +192,7 @@ def _memory(rows: Sequence[Row]) -> str:
     cells = []
     for (optimizer, head, ranks), by in found.items():
         line = [optimizer, head, str(ranks)]
-        for way in WAYS:
+        for way in measured:
             line += [f"{by[way][which] / 2**20:.2f}" for which in ("held_model", "held")]
         cells.append(line)
     return markdown_table(header, cells)
@@ -224,24 +229,30 @@ def _way(case: Case) -> str:
     return taken(case) if taken(case) != "local" else f"alone ({chosen(case)})"
 
 
+def _sharded(case: Case) -> str:
+    """The same under `fully_shard`."""
+    way = sharded(case, PARAMS)
+    return way if way != "local" else f"alone ({sharded(case, None)})"
+
+
 def _traffic(case: Case) -> str:
-    """By gathering and by summing, of the gradient's own all-reduce; what `auto` takes is bold."""
+    """By gathering, rows and sums, of the gradient's own all-reduce; what `auto` takes is bold."""
     own = all_reduce(PARAMS, case.ranks)
     parts = []
-    for way in ("gather", "sum"):
+    for way in WAYS[1:]:
         text = _share(sent(way, case).wire / own)
         parts.append(f"**{text}**" if way == taken(case) else text)
     return " / ".join(parts)
 
 
 def _models() -> str:
-    """On 8 ranks: what `scope="auto"` does, and both ways' traffic of the model's own."""
-    header = ["model", "head", "global batch", "auto", "gather", "sum", "with a GPU's constants"]
+    """On 8 ranks: what `scope="auto"` does, and all ways' traffic of the model's own."""
+    header = ["model", "head", "global batch", "auto", *WAYS[1:], "with a GPU's constants"]
     cells = []
     for name, (params, inputs, outputs, batch) in MODELS.items():
         case = Case(inputs, outputs, batch, 8, "adamw")
         own = all_reduce(params, case.ranks)
-        shares = [_share(sent(way, case).wire / own) for way in ("gather", "sum")]
+        shares = [_share(sent(way, case).wire / own) for way in WAYS[1:]]
         does = auto(case, params)
         does = f"alone ({chosen(case)})" if does == "local" else does
         head = f"{inputs:,} x {outputs:,}"

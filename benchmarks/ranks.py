@@ -1,7 +1,8 @@
 """What several ranks cost: bytes and time of a training step, by the way that primum takes.
 
 Models train under DistributedDataParallel on the CPU, with gloo, over 1, 2 and 4 processes of one
-thread each: plain, with `scope="local"`, and with `scope="global"` by gathering and by summing.
+thread each: plain, with `scope="local"`, and with `scope="global"` by gathering, by rows and by
+summing.
 They take turns, one step each, in changing order; ratios are of medians, with 95% bootstrap
 intervals over the rounds.
 

@@ -29,6 +29,7 @@ import primum
 import primum.distributed
 import primum.weighing
 from loops import PRECISE
+from primum.ways import rows_are_dense, way_for
 
 DEFAULTS: dict[str, Any] = {
     "optimizer": "SGD",
@@ -37,7 +38,8 @@ DEFAULTS: dict[str, Any] = {
     "short": 0,  # fewer on the last rank, in every third step
     "steps": 20,
     "micro_batches": 1,
-    "way": None,  # "gather" or "sum" instead of the cheaper one
+    "way": None,  # "gather", "rows" or "sum" instead of the cheaper one
+    "dense": None,  # whether "rows" forms the matrix, instead of the cheaper form
     "scope": "auto",
     "tokens": 0,  # positions of a sequence; by rank r, r more
     "per": "auto",
@@ -163,6 +165,7 @@ def train(own: dict[str, Any], rank: int = 0, ranks: int = 1) -> dict[str, Any]:
     settings: dict[str, Any] = {"recipe": own["recipe"], "per": own["per"], "scope": scope}
     if own["recipe"] == "primum":
         settings |= PRECISE  # one process may stop early otherwise
+    settings |= {"radius": own["radius"]} if "radius" in own else {}
     reducer = primum.attach(seen, optimizer, **settings)
     reports: list[dict[str, Any]] = []
     with contextlib.ExitStack() as stack:
@@ -204,6 +207,12 @@ def train(own: dict[str, Any], rank: int = 0, ranks: int = 1) -> dict[str, Any]:
     }
 
 
+def force(way: str | None, dense: bool | None, cheaper: Any = (way_for, rows_are_dense)) -> None:
+    """Take this way, and this form of it, instead of the cheaper ones."""
+    primum.weighing.way_for = cheaper[0] if way is None else lambda *_, **__: way
+    primum.distributed.rows_are_dense = cheaper[1] if dense is None else lambda *_, **__: dense
+
+
 def main(folder: Path, rank: int, ranks: int) -> None:
     torch.set_num_threads(1)
     dist.init_process_group(
@@ -213,10 +222,9 @@ def main(folder: Path, rank: int, ranks: int) -> None:
         world_size=ranks,
         timeout=timedelta(seconds=20),
     )
-    cheaper, results = primum.weighing.choose_way, {}
+    results = {}
     for name, own in json.loads((folder / "runs.json").read_text()).items():
-        way = own.get("way")
-        primum.weighing.choose_way = cheaper if way is None else lambda *_, w=way, **__: w
+        force(own.get("way"), own.get("dense"))
         results[name] = train(own, rank, ranks)
     (folder / f"results-{rank}.json").write_text(json.dumps(results))
     dist.destroy_process_group()

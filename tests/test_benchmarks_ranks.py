@@ -11,12 +11,6 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-import torch.distributed as dist
-from torch import nn, optim
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-
-import primum
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "scale.md"
@@ -42,7 +36,9 @@ def test_ranks(load: Load, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     content = json.loads(out.read_text())
     rows = content["results"]
     assert [(row["optimizer"], row["way"]) for row in rows] == [
-        (optimizer, way) for optimizer in ("sgd", "adamw") for way in ("local", "gather", "sum")
+        (optimizer, way)
+        for optimizer in ("sgd", "adamw")
+        for way in ("local", "gather", "rows", "sum")
     ]
     for row in rows:
         assert row["payload"] == row["payload_formula"]
@@ -50,8 +46,8 @@ def test_ranks(load: Load, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         assert row["ratio_low"] <= row["ratio"] <= row["ratio_high"]
         assert 0.5 < row["held"] / row["held_model"] < 2
     assert str(tmp_path) not in json.dumps(content["environment"] | {"command": ""})
-    assert "Payload: 6 of 6 rows" in capsys.readouterr().out
-    assert "Payload: 6 of 6 rows" in out.with_suffix(".md").read_text()
+    assert "Payload: 8 of 8 rows" in capsys.readouterr().out
+    assert "Payload: 8 of 8 rows" in out.with_suffix(".md").read_text()
 
 
 def test_tables_go_into_a_page(load: Load, tmp_path: Path) -> None:
@@ -98,7 +94,7 @@ def test_formulas_follow_the_librarys_own_traffic(load: Load) -> None:
     """It leaves out what is small, and counts one product more than there are."""
     scale = load("_scale")
     case = scale.Case(768, 1000, 8192, ranks=16)
-    for way, tolerance in (("gather", 1e-3), ("sum", 0.06)):
+    for way, tolerance in (("gather", 1e-3), ("rows", 1e-3), ("sum", 0.06)):
         assert scale.sent(way, case).wire == pytest.approx(
             scale.library_traffic(way, case), rel=tolerance
         )
@@ -112,15 +108,10 @@ def test_dearer_collectives_favour_gathering(load: Load) -> None:
     assert scale.chosen_at(case, 1e12, 0) == "sum"
 
 
-def test_refusal_of_sharded_heads_is_quoted(tmp_path: Path) -> None:
-    store = f"file://{tmp_path / 'store'}"
-    dist.init_process_group("gloo", store, rank=0, world_size=1)
-    try:
-        model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
-        fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
-        with pytest.raises(ValueError, match="sharded") as refused:
-            primum.attach(model, optim.SGD(model.parameters(), lr=0.1))
-    finally:
-        dist.destroy_process_group()
-    quoted = " ".join(re.sub(r"^> ?", "", PAGE.read_text(), flags=re.MULTILINE).split())
-    assert str(refused.value) in quoted
+def test_rows_take_the_place_of_sums_but_for_many_samples(load: Load) -> None:
+    scale = load("_scale")
+    for ranks in (8, 64, 1024):
+        assert scale.chosen(scale.Case(768, 1000, 8192, ranks, "adamw")) == "rows"
+        assert scale.chosen(scale.Case(768, 1000, 262_144, ranks, "adamw")) == "sum"
+        long = scale.Case(4096, 32_000, 1024, ranks, "adamw", positions=2048)
+        assert scale.sharded(long, None) == "sum"

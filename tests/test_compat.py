@@ -14,11 +14,13 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn, optim
+from torch.distributed.fsdp import fully_shard
 
 import primum
-from loops import assert_close, batch, gradients, make, make_like
+from loops import SGD, assert_close, batch, gradients, make, make_like
 from primum import compat, update
 from primum.diagnostics import Probe, measure
 
@@ -225,3 +227,55 @@ def test_import_without_any_of_them() -> None:
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.split() == ["True", "0"]
     assert ran.stderr.count("RuntimeWarning: primum: ") == 2  # what `executes` and clipping lose
+
+
+SHARDED = [
+    "_get_module_fsdp_state",
+    "_fsdp_param_groups",
+    "fsdp_params",
+    "_module_info",
+    "unsharded_accumulated_grad",
+    "_unsharded_param",
+    "sharded_param",
+    "offload_to_cpu",
+    "gradient_divide_factor",
+    "shared_modules",
+    "_partial_reduce_output",
+]
+
+
+@pytest.mark.filterwarnings("always::RuntimeWarning")
+@pytest.mark.parametrize("without", SHARDED, indirect=True)
+def test_a_sharded_model_trains_without(without: str, tmp_path: Path) -> None:
+    """What is lost is seen with accumulation alone, which is not part of this loop."""
+    dist.init_process_group("gloo", f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        model, optimizer = make()
+        twin, stepper = make_like(model, optimizer)
+        fully_shard(model)
+        optimizer = optim.SGD(model.parameters(), **SGD)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            reducer = primum.attach(model, optimizer)
+            primum.attach(twin, stepper)
+            for number in range(3):
+                inputs, labels = batch(number, 24)
+                for net, each in ((model, optimizer), (twin, stepper)):
+                    each.zero_grad()
+                    F.cross_entropy(net(inputs), labels).backward()
+                    each.step()
+            assert reducer.last is not None
+            assert reducer.last.applied
+            assert reducer.last.fallbacks == 0
+        ours = [str(each.message) for each in caught if "primum" in str(each.message)]
+        assert len(ours) <= 1
+        assert all(without in message for message in ours)
+        for one, other in zip(model.parameters(), twin.parameters(), strict=True):
+            assert (one.full_tensor() - other).norm() <= 1e-9 * other.norm()
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("without", SHARDED, indirect=True)
+def test_the_names_of_sharding_are_looked_up(without: str) -> None:
+    assert without in taken()

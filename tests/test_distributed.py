@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from primum.distributed import choose_way, traffic
 from primum.paper import Paper
 from primum.pipeline import Captured
 from primum.ranks import Meeting
 from primum.recipe import Primum
+from primum.ways import choose_sharded_way, choose_way, rows_are_dense, traffic
 from rank_child import train
 
 CHILD = Path(__file__).parent / "rank_child.py"
@@ -35,7 +35,12 @@ def launch(folder: Path, ranks: int, runs: dict[str, Any]) -> list[subprocess.Po
     ]
 
 
-WAYS = {"gather": {"way": "gather"}, "sum": {"way": "sum"}}
+WAYS = {
+    "gather": {"way": "gather"},
+    "sum": {"way": "sum"},
+    "rows": {"way": "rows", "dense": True},
+    "free": {"way": "rows", "dense": False},
+}
 BATCHES = {
     "even": {"counts": [12, 12]},
     "uneven": {"counts": [12, 7]},
@@ -161,7 +166,10 @@ class TestOneProcess:
         self, results: Results, way: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         name = f"float32-{way}"
-        if way == "sum":  # ranks compute step lengths in float32, one process in Python's numbers
+        if way in (
+            "sum",
+            "free",
+        ):  # ranks compute step lengths in float32, one process in Python's numbers
             monkeypatch.setattr(sys.modules["primum.solve"], "on_host", lambda value: False)
         expected = train(all_runs()[name])
         for found in results[name]:
@@ -283,6 +291,10 @@ class TestBytes:
         size = (inputs + 1) * outputs * 4
         if way == "gather":
             each = met + probe + most * (inputs + outputs) * 4
+        elif way in ("rows", "free"):
+            batch = 12 + 7
+            numbers = batch + 1 + (batch * batch if way == "rows" else batch + 21 * batch)
+            each = met + probe + most * (inputs + outputs) * 4 + numbers * 4
         else:
             iterations, points = 20, 22
             products = (iterations + 1) * size
@@ -303,39 +315,85 @@ class TestCosts:
         ranks: int = 8,
         recipe: Any = None,
         factorises: bool = False,
+        by_rows: bool = True,
     ) -> str | None:
         some: Any = type("Some", (), {"size": ranks})()
         seen = Captured(torch.empty(1, inputs), torch.empty(1, outputs))
         meeting = Meeting((rows // ranks,) * ranks, 0, False, 0)
         return choose_way(
-            some, meeting, seen, recipe or Primum(), factorises=factorises, params=params
+            some,
+            meeting,
+            seen,
+            recipe or Primum(),
+            factorises=factorises,
+            params=params,
+            by_rows=by_rows,
         )
 
     def test_few_samples_are_gathered_and_many_are_not(self) -> None:
         assert self.ask(256, 64, 10) == "gather"
-        assert self.ask(262_144, 2048, 1000, ranks=1024) == "sum"
+        assert self.ask(1_048_576, 2048, 1000, ranks=1024) == "sum"
 
     def test_a_matrix_that_factorises_is_cheap(self) -> None:
-        assert self.ask(1024, 768, 1000) == "sum"
-        assert self.ask(1024, 768, 1000, factorises=True) == "gather"
+        assert self.ask(1024, 768, 1000) == "rows"
+        assert self.ask(1024, 768, 1000, by_rows=False) == "sum"
+        assert self.ask(1024, 768, 1000, factorises=True) == "rows"
+        assert self.ask(1024, 768, 1000, factorises=True, by_rows=False) == "gather"
 
     def test_traffic(self) -> None:
-        gather, total = traffic(100, 3, 7, 5, ranks=4, products=10, itemsize=2)
-        assert gather == 75 * 3 * 12 * 2
-        assert total == (10 + 1) * 2 * 0.75 * 35 * 4  # the gradient, and the products
+        sizes = {"batch": 100, "positions": 3, "inputs": 7, "outputs": 5}
+        sent = traffic(**sizes, ranks=4, products=10, itemsize=2)
+        assert sent["gather"] == 75 * 3 * 12 * 2
+        assert sent["sum"] == (10 + 1) * 2 * 0.75 * 35 * 4  # the gradient, and the products
+        dense = rows_are_dense(**sizes, ranks=4, products=10, factorises=False)
+        numbers = 100 * 100 if dense else 11 * 100  # and drift, and size
+        assert sent["rows"] == sent["gather"] + 2 * 0.75 * 4 * (numbers + 101)
+
+    def test_a_few_samples_have_a_matrix_and_many_do_not(self) -> None:
+        settings: dict[str, Any] = {"ranks": 8, "products": 13, "factorises": False}
+        assert rows_are_dense(64, 1, 768, 1000, **settings)
+        assert rows_are_dense(64, 2048, 4096, 32_000, **settings)  # a few sequences
+        assert not rows_are_dense(1024, 1, 768, 1000, **settings)
+        assert rows_are_dense(1024, 1, 768, 1000, ranks=8, products=13, factorises=True)
+        assert not rows_are_dense(16, 1, 64, 10, ranks=8, products=0, factorises=False)
+
+    def test_sharded(self) -> None:
+        """Small and middle problems by rows, long sequences by sums, or alone under "auto"."""
+        assert self.ask_sharded(1024, 768, 1000) == "rows"
+        assert self.ask_sharded(1024, 768, 1000, 10**8) == "rows"
+        assert self.ask_sharded(64, 4096, 32_000, positions=2048) == "sum"
+        assert self.ask_sharded(64, 4096, 32_000, 10**9, positions=2048) is None
+        assert self.ask_sharded(64, 4096, 32_000, positions=2048, recipe=Paper()) == "rows"
+
+    def ask_sharded(
+        self,
+        rows: int,
+        inputs: int,
+        outputs: int,
+        params: int | None = None,
+        *,
+        positions: int = 0,
+        recipe: Any = None,
+    ) -> str | None:
+        some: Any = type("Some", (), {"size": 8})()
+        seen = Captured(torch.empty(1, inputs), torch.empty(1, outputs))
+        meeting = Meeting((rows // 8,) * 8, positions, False, 0)
+        given = some, some, meeting, seen, recipe or Primum()
+        return choose_sharded_way(*given, factorises=False, params=params)
 
     def test_what_auto_can_afford(self) -> None:
         """The cheaper way in bytes, if the other sends too much; neither, if both do."""
         assert self.ask(128, 64, 10, 1000) == "gather"  # below 1 MiB bytes are ignored
         assert self.ask(65_536, 2048, 1000) == "sum"
-        assert self.ask(1024, 2048, 1000, 25_600_000) == "gather"  # ResNet-50
+        assert self.ask(1024, 2048, 1000, 25_600_000) == "rows"  # ResNet-50
         assert self.ask(65_536, 2048, 1000, 25_600_000) is None
         assert self.ask(65_536, 2048, 1000, 10**9) == "sum"
 
     def test_auto_repeats_little(self) -> None:
         """A vocabulary's head: cheap to gather in bytes, but on every rank the whole problem."""
-        assert self.ask(4096, 4096, 32_000, 10**9, ranks=8) == "gather"
-        assert self.ask(4096, 4096, 32_000, 10**9, ranks=64) is None
+        assert self.ask(4096, 4096, 32_000, 10**9, ranks=8, by_rows=False) == "gather"
+        assert self.ask(4096, 4096, 32_000, 10**9, ranks=64, by_rows=False) is None
+        assert self.ask(4096, 4096, 32_000, 10**9, ranks=64) == "rows"  # this repeats nothing
         assert self.ask(4096, 64, 10, 10**9, ranks=64) == "gather"  # hardly any work
 
     def test_other_recipes_need_the_samples(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import runpy
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -35,14 +36,16 @@ def load(path: Path) -> dict[str, Any]:
     return state
 
 
-def torchrun(ranks: int, given: list[str]) -> subprocess.CompletedProcess[str]:
+def torchrun(
+    ranks: int, given: list[str], example: Path = EXAMPLE
+) -> subprocess.CompletedProcess[str]:
     own = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
     command = [sys.executable, "-m", "torch.distributed.run", *TORCHRUN.split(), str(ranks)]
     checkpoint = Path(given[given.index("--checkpoint") + 1])
-    before = checkpoint.read_bytes() if checkpoint.exists() else None
+    before = checkpoint.read_bytes() if checkpoint.is_file() else None
     for last in (False, True):
         done = subprocess.run(
-            [*command, str(EXAMPLE), *given],
+            [*command, str(example), *given],
             env=own | {"OMP_NUM_THREADS": "1"},
             capture_output=True,
             text=True,
@@ -51,7 +54,7 @@ def torchrun(ranks: int, given: list[str]) -> subprocess.CompletedProcess[str]:
         # Seen once: gloo aborted a process of this example, probably after its work was done.
         if last or "terminate called without an active exception" not in done.stderr:
             break
-        checkpoint.unlink(missing_ok=True)
+        shutil.rmtree(checkpoint) if checkpoint.is_dir() else checkpoint.unlink(missing_ok=True)
         if before is not None:
             checkpoint.write_bytes(before)
     return done

@@ -5,7 +5,8 @@
 
 The map of the package; data flows down the numbers, imports never point up:
 
-    attach.py       the one line: make a Reducer (checks.py: what it refuses)
+    attach.py       the one line: make a Reducer (checks.py, refused.py: what it refuses;
+                    options.py: what it was asked for and has found)
     bypass.py       losses that use the head's weight and never call the head
     find.py         which layer is the head (widths.py: what modules take and give)
     adapted.py      which layer is measured if the head is frozen or no plain linear layer
@@ -32,7 +33,8 @@ The map of the package; data flows down the numbers, imports never point up:
     solve.py     5  the solver
     recipe.py       4 and 5 in one call; `primum.paper` is another recipe
     pipeline.py     2 to 5 in pure functions: from what was captured to extra weights
-    distributed.py  the same over several ranks (ranks.py: the process group)
+    distributed.py  the same over several ranks (ranks.py: the process group; rows.py: some outputs
+                    of the head on each; shards.py: a head that is split; ways.py: what is cheaper)
     report.py    6  what one step did (summary.py: what the last steps did)
     compat.py       every private name of torch that is used, with its fallback
     warn.py         warnings that point at the user's line

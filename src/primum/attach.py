@@ -14,13 +14,15 @@ from primum.adapted import find_place
 from primum.bypass import bypassed
 from primum.checks import check_head, check_order, grad_scaler, optimizers_in, owner_of
 from primum.hook import hooked
+from primum.options import Options
 from primum.outlet import Outlet
 from primum.positions import RADIUS, Per
 from primum.ranks import Scope
 from primum.recipe import Primum, Recipe
 from primum.reducer import Reducer
+from primum.refused import check_model, check_owner, made_late
+from primum.shards import check_rules, shards_of
 from primum.update import check_supported
-from primum.weighing import Options
 
 
 def attach(
@@ -71,7 +73,8 @@ def attach(
             in the first backward pass, kept for the run and logged.
         scaler: The `torch.amp.GradScaler` of the loop, or what holds it, if there is one.
         scope: Over several ranks, "global" solves the global batch's problem and "local" each
-            rank's own; "auto" solves together under DistributedDataParallel, where that is cheap.
+            rank's own; "auto" solves together under DistributedDataParallel and fully_shard, where
+            that is cheap.
         process_group: The ranks of "global"; by default those of DistributedDataParallel, or all.
 
     Returns:
@@ -191,16 +194,19 @@ def _make(
 ) -> Reducer:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
+    check_model(model)
     scaler = grad_scaler(scaler)
     optimizers = list(optimizers_in(optimizer))
     place = find_place(model, head, optimizers)
     linear, names = place.head, {id(each): name for name, each in model.named_modules()}
     name = names.get(id(linear), "") or "head"
-    check_head(model, linear, name)
+    shards = shards_of(model, linear, name)
+    check_head(model, linear, name, split=shards is not None)
     weight_owner = owner_of(optimizers, linear.weight)
     if weight_owner is None:
         raise ValueError(
             f"the optimizer does not hold {name}.weight; pass the optimizer that trains it"
+            + made_late(split=shards is not None)
         )
     owners = {"weight": weight_owner}
     bias: Tensor | None = linear.bias
@@ -208,9 +214,12 @@ def _make(
     if bias is not None and bias.requires_grad and bias_owner is not None:
         owners["bias"] = bias_owner  # otherwise nothing moves it: a constant
     for part, owner in owners.items():
+        check_owner(owner, name)
+        if shards is not None:
+            check_rules(owner)
         check_supported(owner, getattr(linear, part), f"{name}.{part}")
         check_order(owner, getattr(linear, part))
-    scope = Scope(*reach, model)
+    scope = Scope(*reach, model, None if shards is None else shards.ranks)
     detach(linear)  # attaching again replaces what was there
     if place.output is not None:
         _remove_from(place.output, Outlet)
@@ -219,6 +228,7 @@ def _make(
     options = Options(
         *(apply, Per(asked[0], name, radius_follows=asked[1]), scaler, scope, name),
         check_output=checked,
+        shards=shards,
         output=place.output,
         output_name=output_name if place.output is not None else "",
     )

@@ -18,6 +18,7 @@ from primum.compat import (
     executes_in_graph,
     exporting,
     inside_functorch,
+    is_sharded,
     parameter,
 )
 from primum.hook import Hook
@@ -279,7 +280,7 @@ class Listener:
         weight = None if head is None else parameter(head, "weight")
         if self.owner is None or weight is None or not weight.requires_grad:
             return None
-        if not executes_in_graph(weight):
+        if not is_sharded(weight) and not executes_in_graph(weight):
             return None  # a gradient for another purpose
         return self.owner.on_compiled(gradient, lambda: features, training)
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from primum.refused import check_optimizer, check_weight, is_zero
 from primum.update import predict
 
 
@@ -28,9 +29,13 @@ def is_affine(head: nn.Linear) -> bool:
         return not shaped or bool(torch.allclose(found, expected, 0.05, 0.05))  # SYNC: at attach
 
 
-def check_head(model: nn.Module, head: nn.Linear, name: str) -> None:
-    """Raise, in words a user can act on, where the layer cannot serve as head."""
+def check_head(model: nn.Module, head: nn.Linear, name: str, *, split: bool = False) -> None:
+    """Raise, in words a user can act on, where the layer cannot serve as head.
+
+    `split`: the head is one that `fully_shard` has split, and that is supported.
+    """
     weight: Tensor = head.weight
+    check_weight(weight, name)
     if isinstance(model, nn.DataParallel) and len(model.device_ids) > 1:
         raise ValueError(
             f"nn.DataParallel trains copies of {name}, one on each of {model.device_ids}, which "
@@ -47,15 +52,14 @@ def check_head(model: nn.Module, head: nn.Linear, name: str) -> None:
             f"{name}.weight has no values yet (a lazy layer, the meta device); attach once it has"
         )
     shape = (head.out_features, head.in_features)
-    if hasattr(weight, "__tensor_flatten__") or weight.shape != shape:
+    if (hasattr(weight, "__tensor_flatten__") and not split) or weight.shape != shape:
         raise ValueError(
             f"{name}.weight is a {type(weight).__name__} of shape {list(weight.shape)}, not a "
-            f"plain tensor of shape {list(shape)}: sharded (FSDP, tensor parallelism) or "
-            "quantized; "
-            "primum needs the whole weight on every rank: use DistributedDataParallel, or keep the "
-            'head out of it, average its gradients over ranks and pass scope="global"'
+            f"plain tensor of shape {list(shape)}: flattened by sharding, or quantized; "
+            "primum needs the whole weight on every rank, or rows of it: use "
+            "DistributedDataParallel or fully_shard (FSDP2)"
         )
-    if not is_affine(head):
+    if not split and not is_affine(head):
         raise ValueError(
             f"{name} is a {type(head).__name__} whose output is not weight @ input + bias (a "
             "normalised or scaled head), so its gradients are not those of a linear layer, and "
@@ -72,10 +76,12 @@ def check_head(model: nn.Module, head: nn.Linear, name: str) -> None:
 
 def optimizers_in(given: Optimizer | Iterable[Optimizer] | Any) -> Iterator[Optimizer]:
     """All torch optimizers in what the user passed; of a wrapper, the one inside."""
+    check_optimizer(given)
     inner = getattr(given, "optimizer", None)
     if isinstance(given, Optimizer) and not isinstance(inner, Optimizer):
         held = [k for k, v in vars(given).items() if isinstance(v, Optimizer) and v is not given]
-        if held:  # timm's Lookahead, SAM: what they add to a step of the one inside is unknown
+        if held and not is_zero(given):
+            # timm's Lookahead, SAM: what they add to a step of the one inside is unknown
             kind = type(given).__name__
             raise TypeError(f"{kind} wraps another optimizer; pass that one: optimizer.{held[0]}")
         yield given

@@ -6,7 +6,8 @@ describes, and a warning where results change; never the import, and never a tra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib import import_module
@@ -186,6 +187,75 @@ def joins(wrapper: nn.parallel.DistributedDataParallel) -> bool:
     return bool(getattr(getattr(wrapper, "_join_config", None), "enable", False))
 
 
+def is_sharded(tensor: object) -> bool:
+    """Whether a tensor is a DTensor. Importing its module takes long: only if it is there."""
+    kind = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+    return kind is not None and isinstance(tensor, kind)
+
+
+def fsdp_modules(model: nn.Module) -> Iterator[Any]:
+    """The modules that `fully_shard` was called on."""
+    kind = getattr(sys.modules.get("torch.distributed.fsdp"), "FSDPModule", None)
+    return (each for each in model.modules() if kind is not None and isinstance(each, kind))
+
+
+def shard_records(model: nn.Module, head: nn.Module) -> dict[str, tuple[Any, Any]]:
+    """What `fully_shard` keeps of a layer's parameters, by their names: its record, and its group.
+
+    Fallback: nothing is known of them.
+    """
+    ask = private(
+        "torch.distributed.fsdp._fully_shard._fsdp_state",
+        "_get_module_fsdp_state",
+        "under fully_shard, gradients accumulated without synchronization are not part of the "
+        "predicted step",
+    )
+    found: dict[str, tuple[Any, Any]] = {}
+    for module in model.modules() if ask is not None else ():
+        state = ask(module)
+        groups = getattr(state, "_fsdp_param_groups", None)
+        if groups is None:  # before torch 2.11
+            groups = [getattr(state, "_fsdp_param_group", None)]
+        for group in groups:
+            for record in getattr(group, "fsdp_params", ()):
+                info: Any = getattr(record, "_module_info", None)
+                modules = [getattr(info, "module", None), *getattr(info, "shared_modules", ())]
+                if any(each is head for each in modules):  # a tied weight has several
+                    own = [each is head for each in modules].index(True)
+                    names = [info.param_name, *getattr(info, "shared_param_names", ())]
+                    found[names[own]] = record, group
+    return found
+
+
+def unreduced(record: Any) -> Tensor | None:
+    """The gradient of a whole parameter that waits for its reduction. Fallback: None is seen."""
+    held: Tensor | None = getattr(record, "unsharded_accumulated_grad", None)
+    if held is None:
+        held = getattr(getattr(record, "_unsharded_param", None), "grad", None)
+    return held
+
+
+def shard_of(record: Any) -> object | None:
+    """The sharded parameter, as the optimizer holds it. Fallback: None, not known."""
+    return getattr(record, "sharded_param", None)
+
+
+def offloads(record: Any) -> bool:
+    """Whether a shard is kept on the CPU. Fallback: no; another device than the mesh's tells."""
+    return bool(getattr(record, "offload_to_cpu", False))
+
+
+def divide_factor(group: Any) -> float | None:
+    """What summed gradients are divided by, if it was set. Fallback: None, the number of ranks."""
+    factor: float | None = getattr(group, "gradient_divide_factor", None)
+    return factor
+
+
+def partly_reduced(group: Any) -> bool:
+    """Whether gradients wait for an all-reduce over HSDP's replicas. Fallback: no."""
+    return getattr(group, "_partial_reduce_output", None) is not None
+
+
 def no_autocast(device_type: str) -> AbstractContextManager[object]:
     """A block without autocast; entering it costs time, so only where it is on."""
     if torch.is_autocast_enabled(device_type):
@@ -209,8 +279,7 @@ def batch_norm(module: nn.Module) -> bool:
 def instance_norm(module: nn.Module) -> bool:
     """Whether a module is an instance norm. Fallback: only torch's own classes are known."""
     kind = private("torch.nn.modules.instancenorm", "_InstanceNorm")
-    known = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
-    return isinstance(module, known if kind is None else kind)
+    return isinstance(module, kind or (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d))
 
 
 def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:

@@ -20,11 +20,11 @@ from primum.capture import Listener
 from primum.compat import eager, executes_in_graph, parameter
 from primum.fused_op import TokenLosses, register
 from primum.monitor import Plain
+from primum.options import Options
 from primum.pipeline import Captured
 from primum.ranks import Ranks
 from primum.recipe import Recipe
 from primum.streamed import Gradients, Streamed, default_width, visit
-from primum.weighing import Options
 from primum.weighing_at_output import WeighingAtOutput
 
 Needed = tuple[bool, bool, bool]  # gradients of features, weight, bias
@@ -91,6 +91,11 @@ class Fused(WeighingAtOutput):
                 "linear_cross_entropy needs a plain linear head that is trained; here "
                 f"{self._name!r} is measured in place of {self.output_name!r}: call the head "
                 "and compute the loss from its output"
+            )
+        if self._shards is not None:
+            raise ValueError(
+                f"linear_cross_entropy does not support a sharded head, as {self._name!r} is; call "
+                "the head and compute the loss from its output"
             )
         if reduction not in ("mean", "sum", "none"):
             raise ValueError(f'reduction must be "mean", "sum" or "none", got {reduction!r}')

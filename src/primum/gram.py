@@ -26,11 +26,13 @@ class Gram:
         over_ranks: Sums a tensor over ranks that hold some of the samples each; None if all are
             here. Then vectors are those of this rank's samples.
         samples: How many there are on all ranks; None if all are here.
+        collective: Whether a product is one of several ranks: all must make the same number.
     """
 
     diagonal: Tensor
     over_ranks: Callable[[Tensor], Tensor] | None = None
     samples: int | None = None
+    collective: bool = False
 
     def times(self, vector: Tensor) -> Tensor:
         """`gram @ vector`. [B] -> [B]."""
@@ -76,6 +78,7 @@ class MatrixFree(Gram):
     ) -> None:
         self.features, self.output_gradients, self.gain = features, output_gradients, gain
         self.has_bias, self.over_ranks, self.samples = has_bias, over_ranks, samples
+        self.collective = over_ranks is not None
         self._flat = features.flatten(0, -2)
         self._gradients = output_gradients.flatten(0, -2)
         self._gradients_t = self._gradients.t() if transposed is None else transposed

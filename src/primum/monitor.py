@@ -51,6 +51,7 @@ class Monitor:
         name: Its name in the model.
         optimizer: The one that steps its weight.
         on_step: Called after each of its steps, with the head and the optimizer's `found_inf`.
+        weight: What the optimizer changes of a head that is split over ranks.
 
     Attributes:
         fallbacks: Passes that fell back to plain gradients.
@@ -69,17 +70,18 @@ class Monitor:
         head: nn.Linear,
         name: str,
         optimizer: Optimizer,
-        on_step: Callable[[nn.Linear, Tensor | None], None],
+        on_step: Callable[[Any, Tensor | None], None],
+        weight: Callable[[], Tensor] | None = None,
     ) -> None:
         self.fallbacks, self.discarded = Count(head.weight.device), Count(head.weight.device)
         self.effect, self.steps = Effect(), 0
         self.found_inf: Tensor | None = None
         self.counts = runs_hooks(optimizer)
         self._name, self._head = name, weakref.ref(head)
-        self._on_step = on_step
+        self._on_step, self._weight = on_step, weight
         self._warned: set[str] = set()
         self.reasons: Counter[str] = Counter()
-        self._seen_version, self._seen_steps, self._foreign_moves = version(head.weight), 0, 0
+        self._seen_version, self._seen_steps, self._foreign_moves = self._version(), 0, 0
         self._pending: Tensor | int = 0  # weighed passes that no step has used yet
         self._pending_steps = self._pending_version = 0
         self.passes = 0  # backward passes through the head since the last step of its optimizer
@@ -176,6 +178,8 @@ class Monitor:
         return self._foreign_moves >= PATIENCE
 
     def _version(self) -> int:
+        if self._weight is not None:
+            return version(self._weight())
         head = self._head()
         return 0 if head is None else version(head.weight)
 

@@ -18,6 +18,9 @@ Result = TypeVar("Result")
 
 # Newer versions of torch have it under the first name, and warn about the second.
 _all_gather: Any = getattr(dist, "all_gather_single", getattr(dist, "all_gather_into_tensor", None))
+_reduce_scatter: Any = getattr(
+    dist, "reduce_scatter_single", getattr(dist, "reduce_scatter_tensor", None)
+)
 
 Wrapper = nn.parallel.DistributedDataParallel
 
@@ -27,9 +30,17 @@ class Scope:
 
     "local": none. "global": those of the group. "auto": those over which the
     DistributedDataParallel that runs this pass averages its gradients, if any does.
+
+    Of a sharded head, `mesh` are the ranks that hold it, and no pass does without them.
     """
 
-    def __init__(self, scope: str, group: dist.ProcessGroup | None, model: nn.Module) -> None:
+    def __init__(
+        self,
+        scope: str,
+        group: dist.ProcessGroup | None,
+        model: nn.Module,
+        mesh: Ranks | None = None,
+    ) -> None:
         if scope not in ("auto", "global", "local"):
             raise ValueError(f'scope must be "auto", "global" or "local", got {scope!r}')
         if group is not None and scope == "local":
@@ -39,14 +50,20 @@ class Scope:
             raise ValueError(
                 'scope="global" needs ranks: call torch.distributed.init_process_group before'
             )
+        if group is not None and mesh is not None:
+            raise ValueError(
+                "process_group has no effect on a sharded head: the mesh of fully_shard says "
+                "which ranks solve together; leave it out"
+            )
         self.name = scope
         self._group = group
-        self._ranks: Ranks | None = None
+        self._ranks: Ranks | None = mesh
+        self._sharded = mesh is not None
         self._failed = False
         self._ddp = next(
             (weakref.ref(each) for each in model.modules() if isinstance(each, Wrapper)), None
         )
-        if scope == "global":
+        if scope == "global" and mesh is None:
             self._ranks = self._of(self._wrapper())
 
     def ranks(self, *, eager: bool = False) -> Ranks | None:
@@ -55,6 +72,8 @@ class Scope:
         In an `eager` pass that no DistributedDataParallel runs (`wrapper.module(x)` on one rank),
         "auto" does not wait for others.
         """
+        if self._sharded:
+            return self._ranks if self._ranks is not None and self._ranks.size > 1 else None
         if self.name == "local" or not (dist.is_available() and dist.is_initialized()):
             return None
         wrapper = self._wrapper()
@@ -70,7 +89,8 @@ class Scope:
 
     def why_alone(self) -> tuple[str, str] | None:
         """A kind and a message, if a user may have expected ranks where there are none."""
-        if self.name == "local" or not (dist.is_available() and dist.is_initialized()):
+        alone = self.name == "local" or self._sharded
+        if alone or not (dist.is_available() and dist.is_initialized()):
             return None
         wrapper = self._wrapper()
         if wrapper is not None and joins(wrapper):
@@ -163,6 +183,19 @@ class Ranks:
         parts = [everyone.narrow(0, rank * most, count) for rank, count in enumerate(counts)]
         return torch.cat(parts)
 
+    def scatter(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
+        """This rank's rows of the sum over ranks. [sum(counts), ...] -> [counts[rank], ...].
+
+        `counts` as `chunks` makes them.
+        """
+        most = max(counts)
+        missing = self.size * most - len(rows)
+        if missing:
+            rows = torch.cat((rows, rows.new_zeros(missing, *rows.shape[1:])))
+        own, sent = rows.new_empty(most, *rows.shape[1:]), rows.contiguous()
+        self._call(sent, lambda: _reduce_scatter(own, sent, group=self._group))
+        return own.narrow(0, 0, counts[self.rank])
+
     @contextmanager
     def waited_for(self) -> Iterator[None]:
         """A block in which the others wait for this rank: an error must not be swallowed."""
@@ -176,6 +209,12 @@ class Ranks:
         self.bytes += sent.numel() * sent.element_size()
         with self.waited_for():
             return collective()
+
+
+def chunks(rows: int, ranks: int) -> list[int]:
+    """How many of the rows each rank gets, as `torch.chunk` and `fully_shard` split them."""
+    most = -(-rows // ranks)
+    return [max(0, min(most, rows - rank * most)) for rank in range(ranks)]
 
 
 def _host_group(ranks: list[int]) -> dist.ProcessGroup:

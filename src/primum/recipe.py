@@ -86,7 +86,7 @@ class Primum:
             return plain(drift)
         problem = Problem(gram, drift, self.radius * size, self.max_extra_weight)
         # Static shapes, of the first batch alone: a short last batch is not worth a graph.
-        compiled = self.compile and gram.over_ranks is None
+        compiled = self.compile and not gram.collective
         if compiled and self._compiled.setdefault("shape", drift.shape) == drift.shape:
             found = self._solve_compiled(problem)
             if found is not None:

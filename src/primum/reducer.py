@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from primum.capture import Listener, Pass, rows_of
-from primum.compat import eager, parameter
+from primum.compat import eager, is_sharded, parameter
 from primum.fused import Fused
+from primum.options import Options
 from primum.positions import Features
 from primum.ranks import Ranks
 from primum.recipe import Recipe
 from primum.report import StepReport
 from primum.summary import summary_of
-from primum.weighing import Options
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -72,8 +72,7 @@ class Reducer(Fused):
         super().__init__(model, head, owners, recipe, options)
         self.enabled, self.head_name = True, options.name
         # The head owns the listener, and that owns us: weak references upwards make no cycle.
-        listener = Listener(head, self, carries=options.output is None)
-        self._listener: weakref.ref[Listener] | None = weakref.ref(listener)
+        self._listener = weakref.ref(Listener(head, self, carries=options.output is None))
 
     # --- what a user calls ------------------------------------------------------------------------
 
@@ -231,7 +230,8 @@ class Reducer(Fused):
                 extra_weights = report.extra_weights[report.own]
             for each in passes:
                 each.weighed, each.extra_weights = True, extra_weights
-                each.together = report is not None and report.own != slice(None)
+                each.together = self._shards is not None and first.ranks is not None
+                each.together |= report is not None and report.own != slice(None)
         if first.extra_weights is None:
             return mean
         return ((1 + first.extra_weights).to(losses.dtype) * losses.flatten()).mean()
@@ -266,7 +266,9 @@ class Reducer(Fused):
     def _on_gradient(self, made: Pass, gradient: Tensor) -> Tensor | None:
         """The gradient arrived: hand on the weighted one. None leaves it as it is."""
         head = self._head()
-        if head is None or parameter(head, "weight") is not made.weight or not made.trains_head():
+        weight = None if head is None else parameter(head, "weight")
+        replaced = weight is not made.weight and not is_sharded(weight)  # fully_shard does that
+        if head is None or replaced or not made.trains_head():
             return None  # a gradient for another purpose, or of other weights
         if self._outlet is not None and not made.weighed:
             return None  # weighed at the output

@@ -153,10 +153,21 @@ class Rescale:
         self._expected = vector if undo is None else vector * undo
 
     @torch.no_grad()
-    def after_step(self, head: nn.Linear, found_inf: Tensor | None = None) -> None:
-        """Measure on the gradients in `.grad`, which the optimizer has just used."""
+    def after_step(
+        self,
+        head: Any,
+        found_inf: Tensor | None = None,
+        rows: slice | None = None,
+        total: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        """Measure on the gradients in `.grad`, which the optimizer has just used.
+
+        Of a head that is split over ranks these are some `rows`, and `total` sums over the ranks.
+        """
         expected = self._expected
         self.forget()
+        if expected is not None and rows is not None:
+            expected = expected[rows]
         grad = head.bias.grad if self._by_bias else head.weight.grad
         if expected is None or grad is None or grad.is_sparse:
             return
@@ -164,6 +175,8 @@ class Rescale:
             return
         used = (grad if self._by_bias else grad @ self._direction(grad)).to(expected)
         both, own, other = used.dot(expected), expected.dot(expected), used.dot(used)
+        if total is not None:
+            both, own, other = total(torch.stack((both, own, other))).unbind()
         if on_host(both):  # host memory: reading it is no sync, and saves operations
             self._keep(read(both), read(own), read(other), found_inf)
             return

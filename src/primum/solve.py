@@ -36,7 +36,7 @@ def solve(problem: Problem, max_iters: int = 20, tolerance: float = 0.0) -> Solu
     if max_iters < 1:
         raise ValueError(f"max_iters must be >= 1, got {max_iters}")
     gram, drift, most = problem.gram, problem.drift, problem.max_extra_weight
-    stops = gram.over_ranks is None and on_host(drift) and not torch.compiler.is_compiling()
+    stops = not gram.collective and on_host(drift) and not torch.compiler.is_compiling()
     on: _Arithmetic = _Host() if stops else _Device()
     inverse = gram.diagonal.clamp_min(torch.finfo(drift.dtype).tiny).reciprocal()
     reach = on.number(problem.reach)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -15,36 +13,22 @@ from torch.optim import Optimizer
 
 from primum.capture import Pass, reweight, rows_of, samples
 from primum.compat import backward_id, no_autocast, parameter
-from primum.distributed import WHY_APART, choose_way, weigh_together
+from primum.distributed import weigh_together
 from primum.monitor import Monitor, Plain
+from primum.options import Options
 from primum.pipeline import Captured, weigh
-from primum.positions import Features, Per
+from primum.positions import Features
 from primum.problem import Evidence, Solution
-from primum.ranks import Meeting, Ranks, Scope, meet
+from primum.ranks import Meeting, Ranks, meet
 from primum.recipe import Recipe
+from primum.refused import why_lost
 from primum.report import StepReport
 from primum.rescale import Rescale, shared_weight
 from primum.skips import Skips
-from primum.update import has_gradients, uniform
+from primum.update import has_gradients
+from primum.ways import way_for
 
 RECENT = 10  # reports kept for the summary
-
-
-@dataclass(frozen=True)
-class Options:
-    """How a head is weighed, as `attach` was asked; `name` is the head's.
-
-    `output`, of the name `output_name`, is the module whose output is weighed, if not the head.
-    """
-
-    apply: bool
-    per: Per
-    scaler: Any
-    scope: Scope
-    name: str
-    check_output: bool = False
-    output: nn.Module | None = None
-    output_name: str = ""
 
 
 class Weighing:
@@ -64,14 +48,16 @@ class Weighing:
     ) -> None:
         self._last: StepReport | None = None
         self._recent: deque[StepReport] = deque(maxlen=RECENT)
-        self._head = weakref.ref(head)
+        self._head, self._model = weakref.ref(head), weakref.ref(model)
         self._owners, self._recipe, self._scope = owners, recipe, options.scope
-        self._apply, self._per = options.apply, options.per
+        self._apply, self._per, self._shards = options.apply, options.per, options.shards
         self.measure_exact = False
         by_bias, shared = owners.get("bias") is owners["weight"], shared_weight(model, head)
         self._rescale = Rescale(options.scaler, by_bias=by_bias, shared=shared)
-        optimizer, after_step = owners["weight"], self._rescale.after_step
-        self._monitor = Monitor(model, head, options.name, optimizer, after_step)
+        optimizer, after_step, weight = owners["weight"], self._rescale.after_step, None
+        if options.shards is not None:
+            after_step, weight = options.shards.after_step(after_step), options.shards.weight
+        self._monitor = Monitor(model, head, options.name, optimizer, after_step, weight)
         self._backward: int | None = -1  # the backward pass of the last arrival
         self._skips = Skips(recipe, self._rescale, self._monitor)
 
@@ -101,8 +87,7 @@ class Weighing:
                 meeting, votes = None, [self._per.vote]
                 if ranks is not None:  # also if there is trouble here: the others wait
                     here = captured.features if isinstance(captured, Captured) else None
-                    before = has_gradients(self._head(), self._owners)
-                    meeting, votes = meet(ranks, here, before, self._per.vote)
+                    meeting, votes = meet(ranks, here, self._waits(), self._per.vote)
                 said = ranks is None or ranks.rank == 0
                 self._recipe = self._per.settle(votes, self._recipe, said=said)
                 if isinstance(captured, Exception):
@@ -174,6 +159,9 @@ class Weighing:
             raise Plain("the head's weight is now computed from other parameters; call .remove()")
         if not weight.requires_grad:
             raise Plain("the head is frozen now; unfreeze it or call .remove()")
+        lost = why_lost(self._model(), weight, self._owners["weight"], self._shards)
+        if lost:
+            raise Plain(lost)
         if self._monitor.overtaken():
             raise Plain(
                 "the head changes, but not by the optimizer given to primum (was it rebuilt?); "
@@ -191,7 +179,10 @@ class Weighing:
         self._backward = task
         if task is None or not (self._monitor.pending or self._rescale.expects):
             return
-        kept = None if head.weight.grad is None else head.weight.grad.norm() != 0
+        if self._shards is not None:
+            kept = self._shards.kept()
+        else:
+            kept = None if head.weight.grad is None else head.weight.grad.norm() != 0
         self._monitor.settle(kept)
         self._rescale.forget(kept)
 
@@ -200,7 +191,7 @@ class Weighing:
         """Bookkeeping of the explicit form, once its weighted gradient arrives."""
         self._begin(head)
         if self._backward is not None:
-            mean = made.ranks.mean if made.together else None
+            mean = self._mean(made.ranks) if made.together else None
             unscale = self._rescale.unscale(gradient)
             self._rescale.expect(gradient, made.features(), unscale, mean)
         if made.extra_weights is not None and self._last is not None:
@@ -221,38 +212,52 @@ class Weighing:
         way, own_rows = None, slice(None)
         expects = self._backward is not None and not explicit  # there, once the gradient arrives
         if ranks is not None and meeting is not None:
-            way = self._way(ranks, meeting, captured)
-        if ranks is None or meeting is None or way is None:
+            given = ranks, meeting, captured, self._recipe, self._owners
+            holders = None if self._shards is None else self._shards.holders
+            way = way_for(self._scope.name, holders, *given, warn=self._monitor.warn)
+        if way is None and len(captured.features) < 2:
+            raise Plain(
+                "a batch of one sample has nothing to trade off and keeps its plain gradient",
+                counted=False,
+            )
+        if self._shards is None and way is None:
             ranks = None
-            if len(captured.features) < 2:
-                raise Plain(
-                    "a batch of one sample has nothing to trade off and keeps its plain gradient",
-                    counted=False,
-                )
             drift, solution = weigh(head, self._owners, captured, self._recipe)
         else:
-            own_rows = meeting.own
             try:
+                whole = head if self._shards is None else self._shards
                 drift, solution = weigh_together(
-                    ranks, meeting, way, head, self._owners, captured, self._recipe
+                    ranks, meeting, way, whole, self._owners, captured, self._recipe
                 )
-                own = own_rows.start, own_rows.stop - own_rows.start
-                weighted = self._weighted(gradients, solution.extra_weights.narrow(0, *own))
+                own_rows = slice(None) if meeting is None or way == "local" else meeting.own
+                weighted = self._weighted(gradients, solution.extra_weights[own_rows])
             except Exception:
-                if not ranks.broken and expects:  # this rank alone: the others go on
+                if ranks is not None and not ranks.broken and expects:  # the others go on
                     for each in gradients:
-                        self._rescale.miss(each, ranks.mean)
+                        self._rescale.miss(each, self._mean(ranks))
                 raise
-        if ranks is None:
+        if self._shards is None and ranks is None:
             weighted = self._weighted(gradients, solution.extra_weights)
         if expects:
-            mean = None if ranks is None else ranks.mean
+            mean = self._mean(ranks)
             for each, inputs in zip(weighted, features, strict=True):
                 self._rescale.expect(each, inputs(), captured.unscale, mean)
         if self._rescale.scaler is None:  # with one, such a step is skipped and expected
             self._monitor.not_finite(solution.objective)
         self._report(drift, solution, own=own_rows)
         return weighted if self._apply else None
+
+    def _waits(self) -> bool:
+        """Whether this rank has gradients of earlier passes that were not reduced over ranks."""
+        if self._shards is not None:
+            return bool(self._shards.unreduced())
+        return has_gradients(self._head(), self._owners)
+
+    def _mean(self, ranks: Ranks | None) -> Callable[[Tensor], Tensor] | None:
+        """How gradients are averaged over the ranks that solve together."""
+        if ranks is None:
+            return None
+        return ranks.mean if self._shards is None else self._shards.mean
 
     def _weighted(self, gradients: Sequence[Tensor], weights: Tensor) -> list[Tensor]:
         if not self._apply:
@@ -276,24 +281,6 @@ class Weighing:
             per=self._per.now,
         )
         self._recent.append(self._last)
-
-    def _way(self, ranks: Ranks, meeting: Meeting, captured: Captured) -> str | None:
-        """How to solve with the other ranks; None if that is not worth it."""
-        params = None
-        if self._scope.name == "auto":
-            groups = self._owners["weight"].param_groups
-            params = sum(p.numel() for group in groups for p in group["params"])
-        way = choose_way(
-            ranks,
-            meeting,
-            captured,
-            self._recipe,
-            factorises=uniform(self._owners),
-            params=params,
-        )
-        if way is None:
-            self._monitor.warn("dear", WHY_APART)
-        return way
 
     def _fall_back(self, gradient: Tensor, error: Exception) -> None:
         self._rescale.miss(gradient)

@@ -15,12 +15,13 @@ from torch.optim import Optimizer
 from primum.capture import Pass
 from primum.compat import executes, parameter
 from primum.monitor import Plain
+from primum.options import Options
 from primum.outlet import Outlet, check_rows, weigh_rows
 from primum.output_check import OutputCheck
 from primum.positions import seen_in
 from primum.ranks import Ranks
 from primum.recipe import Recipe
-from primum.weighing import Options, Weighing
+from primum.weighing import Weighing
 
 UNSEEN = (
     "The way from the output back to it must be a graph of eager mode: torch.compile hides it, "

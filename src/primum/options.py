@@ -1,0 +1,39 @@
+"""What `attach` was asked for and has found, for a Reducer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from primum.positions import Per
+from primum.ranks import Scope
+from primum.shards import Shards
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a head is weighed.
+
+    Attributes:
+        apply: Whether the weights go into the gradients; not under `observe`.
+        per: What gets a weight of its own.
+        scaler: The loop's GradScaler, or None.
+        scope: The ranks that solve together.
+        name: The head's.
+        check_output: Whether to check that the head's output reaches the model's.
+        shards: Of a head that is split over ranks; None if it is whole.
+        output: The module whose output is weighed, if not the head.
+        output_name: Its name.
+    """
+
+    apply: bool
+    per: Per
+    scaler: Any
+    scope: Scope
+    name: str
+    check_output: bool = False
+    shards: Shards | None = None
+    output: nn.Module | None = None
+    output_name: str = ""

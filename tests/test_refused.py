@@ -1,0 +1,263 @@
+"""What splits parameters or states so that no step can be predicted is refused by name."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn, optim
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FullyShardedDataParallel, fully_shard
+from torch.distributed.tensor import Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+import primum
+from loops import batch
+
+with warnings.catch_warnings():  # it still uses the deprecated TorchScript
+    warnings.simplefilter("ignore")
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[None]:
+    """A process group of one rank."""
+    dist.init_process_group("gloo", f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4)).double()
+
+
+def sgd(model: nn.Module) -> optim.Optimizer:
+    return optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def train(model: nn.Module, optimizer: Any, steps: int = 4) -> None:
+    for number in range(steps):
+        inputs, labels = batch(number, 24)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(inputs), labels).backward()
+        optimizer.step()
+
+
+@pytest.mark.usefixtures("group")
+class TestShards:
+    """Of `fully_shard`, everything but rows on one or two dimensions of a mesh."""
+
+    def test_inputs(self) -> None:
+        model = network()
+        fully_shard(model, shard_placement_fn=lambda _: Shard(1) if _.dim() > 1 else None)
+        with pytest.raises(ValueError, match=r"split along its inputs \(Shard\(1\)\).*Shard\(0\)"):
+            primum.attach(model, sgd(model))
+
+    def test_offload(self) -> None:
+        model = network()
+        fully_shard(model, offload_policy=CPUOffloadPolicy(pin_memory=False))
+        with pytest.raises(ValueError, match=r"offloaded to the CPU .*without offload_policy"):
+            primum.attach(model, sgd(model))
+
+    def test_tensor_parallelism(self) -> None:
+        model = network()
+        parallelize_module(model, init_device_mesh("cpu", (1,)), {"2": ColwiseParallel()})
+        with pytest.raises(ValueError, match="tensor parallelism is not supported for the head"):
+            primum.attach(model, sgd(model))
+
+    def test_tensor_parallelism_below_fully_shard(self) -> None:
+        mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "tp"))
+        model = network()
+        parallelize_module(model, mesh["tp"], {"2": ColwiseParallel()})
+        fully_shard(model, mesh=mesh["dp"])
+        with pytest.raises(ValueError, match=r"with placements \[.*tensor parallelism is not"):
+            primum.attach(model, sgd(model))
+
+    def test_a_part_of_the_model(self) -> None:
+        model = nn.Sequential(network())
+        fully_shard(model)
+        with pytest.raises(ValueError, match="pass the outermost model to attach"):
+            primum.attach(model[0], sgd(model))
+
+    def test_optimizers_without_a_rule(self) -> None:
+        class Own(optim.SGD):
+            def step(self, closure: Any = None) -> None:
+                super().step(closure)
+
+        model = network()
+        fully_shard(model)
+        with pytest.raises(TypeError, match=r"Own is not supported under fully_shard.*AdamW"):
+            primum.attach(model, Own(model.parameters(), lr=0.1))
+
+    def test_an_optimizer_made_before(self) -> None:
+        model = network()
+        optimizer = sgd(model)
+        fully_shard(model)
+        with pytest.raises(ValueError, match=r"does not hold 2\.weight.*make it after fully_shard"):
+            primum.attach(model, optimizer)
+
+    def test_fully_shard_after_attach(self) -> None:
+        """Also with a head in a group of its own, whose weight is split when gradients arrive."""
+        for own_group in (False, True):
+            model = network()
+            optimizer = sgd(model)
+            reducer = primum.attach(model, optimizer)
+            if own_group:
+                fully_shard(model[2])
+            fully_shard(model)
+            with pytest.warns(RuntimeWarning, match="fully_shard was called after attach; attach"):
+                train(model, sgd(model), 1)
+            assert reducer.last is not None
+            assert not reducer.last.applied
+
+    def test_process_group(self) -> None:
+        model = network()
+        fully_shard(model)
+        with pytest.raises(ValueError, match="process_group has no effect on a sharded head"):
+            primum.attach(model, sgd(model), process_group=dist.group.WORLD)
+
+    def test_parameters_replaced_after_attaching(self) -> None:
+        """Their optimizer steps others: plain gradients, and said."""
+        model = network()
+        fully_shard(model)
+        reducer = primum.attach(model, sgd(model))
+        state = {name: value.clone() for name, value in model.state_dict().items()}
+        model.load_state_dict(state, assign=True)
+        with pytest.warns(RuntimeWarning, match=r"parameters are others than .*attach again"):
+            train(model, sgd(model), 1)
+        assert reducer.last is not None
+        assert not reducer.last.applied
+
+
+@pytest.mark.usefixtures("group")
+class TestTorch:
+    @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:FSDP")
+    def test_fsdp1(self) -> None:
+        model = FullyShardedDataParallel(network(), device_id=torch.device("cpu"))
+        with pytest.raises(ValueError, match=r"\(FSDP1\) is not supported.*use fully_shard"):
+            primum.attach(model, sgd(model))
+
+    def test_zero_redundancy_optimizer(self) -> None:
+        """By its name, and so on every rank alike: it is the class that is looked at."""
+        model = DistributedDataParallel(network())
+        zero = ZeroRedundancyOptimizer(model.parameters(), optim.SGD, lr=0.1)
+        for given in (zero, [zero]):
+            with pytest.raises(TypeError, match="ZeroRedundancyOptimizer is not supported for"):
+                primum.attach(model, given)
+
+    def test_a_plain_optimizer_for_the_head_beside_it(self) -> None:
+        """The way out that the message names."""
+        model = DistributedDataParallel(network())
+        zero = ZeroRedundancyOptimizer(model.module[0].parameters(), optim.SGD, lr=0.1)
+        own = sgd(model.module[2])
+        for given in (own, [zero, own]):
+            with primum.attach(model, given) as reducer:
+                train(model, own, 1)
+                assert reducer.last is not None
+                assert reducer.last.applied
+
+
+def stand_in(module: str, name: str, *bases: type, **members: Any) -> Any:
+    """A class as DeepSpeed names it."""
+    return type(name, bases, {"__module__": module, **members})
+
+
+def engine(stage: int, *, bf16: bool = False, fp16: bool = False) -> nn.Module:
+    """What `deepspeed.initialize` returns, as far as it is asked for its settings."""
+    kind = stand_in(
+        "deepspeed.runtime.engine",
+        "DeepSpeedEngine",
+        nn.Module,
+        zero_optimization_stage=lambda _: stage,
+        bfloat16_enabled=lambda _: bf16,
+        fp16_enabled=lambda _: fp16,
+        forward=lambda self, inputs: self.module(inputs),
+    )
+    made: nn.Module = kind()
+    made.module = network()
+    return made
+
+
+class TestDeepSpeed:
+    """On stand-ins with the names of its classes; the last test runs where it is installed."""
+
+    @pytest.mark.parametrize("stage", [1, 2, 3])
+    def test_engine(self, stage: int) -> None:
+        model = engine(stage)
+        with pytest.raises(ValueError, match=f"DeepSpeed with ZeRO stage {stage} is not supported"):
+            primum.attach(model, sgd(model))
+
+    @pytest.mark.parametrize("half", [{"bf16": True}, {"fp16": True}])
+    def test_engine_in_16_bits(self, half: dict[str, bool]) -> None:
+        model = engine(0, **half)
+        with pytest.raises(ValueError, match="DeepSpeed with its 16-bit optimizer is not support"):
+            primum.attach(model, sgd(model))
+
+    def test_stage_0(self) -> None:
+        model = engine(0)
+        optimizer = sgd(model)
+        reducer = primum.attach(model, optimizer)
+        train(model, optimizer)
+        assert reducer.last is not None
+        assert reducer.last.applied
+
+    @pytest.mark.parametrize(
+        ("module", "name"),
+        [
+            ("deepspeed.runtime.zero.stage_1_and_2", "DeepSpeedZeroOptimizer"),
+            ("deepspeed.runtime.zero.stage3", "DeepSpeedZeroOptimizer_Stage3"),
+            ("deepspeed.runtime.bf16_optimizer", "BF16_Optimizer"),
+            ("deepspeed.runtime.fp16.unfused_optimizer", "FP16_UnfusedOptimizer"),
+        ],
+    )
+    def test_optimizers(self, module: str, name: str) -> None:
+        """They have the plain one inside, which is not to be found by looking through wrappers."""
+        model = network()
+        wrapper = stand_in(module, name)()
+        wrapper.optimizer = sgd(model)
+        for given in (wrapper, [wrapper], type("Wrapper", (), {"optimizer": wrapper})()):
+            with pytest.raises(TypeError, match=f"DeepSpeed's {name} .*use fully_shard"):
+                primum.attach(model, given)
+
+    def test_parameters_of_zero_init(self) -> None:
+        model = network()
+        model[2].weight.ds_id = 7
+        with pytest.raises(ValueError, match=r"2\.weight is split by DeepSpeed's ZeRO stage 3"):
+            primum.attach(model, sgd(model))
+
+    def test_initialized_after_attach(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """ZeRO puts flat copies in the place of the optimizer's parameters: plain, and said."""
+        monkeypatch.setitem(sys.modules, "deepspeed", ModuleType("deepspeed"))
+        model = network()
+        optimizer = sgd(model)
+        reducer = primum.attach(model, optimizer)
+        flat = nn.Parameter(torch.cat([p.detach().flatten() for p in model.parameters()]))
+        optimizer.param_groups[0]["params"] = [flat]
+        with pytest.warns(RuntimeWarning, match=r"any more: DeepSpeed .* is not supported"):
+            train(model, optimizer, 1)
+        assert reducer.last is not None
+        assert not reducer.last.applied
+        with pytest.raises(ValueError, match=r"does not hold 2\.weight.*DeepSpeed's ZeRO"):
+            primum.attach(model, optimizer)
+
+    def test_installed(self, tmp_path: Path) -> None:
+        """In a process of its own: importing it changes torch."""
+        pytest.importorskip("deepspeed")
+        done = subprocess.run(
+            [sys.executable, str(Path(__file__).parent / "deepspeed_child.py")],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            timeout=200,
+        )
+        assert done.returncode == 0, done.stderr
