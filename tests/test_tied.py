@@ -111,6 +111,20 @@ def test_passes_that_stay_plain_are_measured_as_well() -> None:
     assert measured(reducer) == pytest.approx(0.05 / float(norm), rel=1e-4)
 
 
+def test_not_measured_over_several_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the optimizer sees there is a mean with gradients that this rank does not have."""
+    model = Tied()
+    optimizer = optim.SGD(model.parameters(), **SGD)
+    reducer = primum.attach(model, optimizer, scope="local")
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda: 2)
+    loss_of(model, 0).backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+    optimizer.step()
+    assert report_of(reducer).applied
+    assert measured(reducer) is None
+
+
 def test_gradients_that_are_taken_are_not_noted() -> None:
     model = Tied()
     optimizer = optim.SGD(model.parameters(), **SGD)
