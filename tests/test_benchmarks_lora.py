@@ -19,7 +19,7 @@ def test_runs_and_writes_whole_files(
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     monkeypatch.delitem(sys.modules, "lora", raising=False)
     lora = importlib.import_module("lora")
-    monkeypatch.setattr(lora, "TUNING_SEEDS", (100,))
+    monkeypatch.setattr(lora, "LAYER_SEEDS", (0,))
     text, out = tmp_path / "text.txt", tmp_path / "lora.json"
     text.write_text("In the beginning was the word. " * 100)
     few = ["--pretraining", "2", "--steps", "16", "--seeds", "2", "--rates", "0.01", "0.001"]
@@ -39,6 +39,11 @@ def test_runs_and_writes_whole_files(
     assert {row["part"]: row["correlation"] for row in first}["last lora_A"] == 0
     assert all(row["operations"] > 0 for row in found["price"])
     assert out.with_suffix(".md").read_text().strip() in capsys.readouterr().out
+    monkeypatch.setattr(lora, "LAYER_SEEDS", (1,))
+    assert lora.main(["--text", str(text), *few, *quick, "--layers-only"]) == 0
+    again = json.loads(out.read_text())
+    assert {row["seed"] for row in again["layers"]} == {1}
+    assert again["runs"] == found["runs"]
     sys.modules.pop("_common", None)
     sys.modules.pop("lora", None)
 
