@@ -135,7 +135,11 @@ def measure(
         peaks.append(peak_memory(run) / MIB)
     times = take_turns(runs, args.seconds, args.repeats, clock=clock_for(1))
     return {
-        arm: {"operations": counted[arm], "peak_mib": peak, "seconds": median(seconds)}
+        arm: {
+            "operations": counted[arm],
+            "peak_mib": peak,
+            "seconds": median(seconds) if seconds else None,
+        }
         for arm, peak, seconds in zip(arms, peaks, times, strict=True)
     }
 
@@ -161,9 +165,8 @@ def table(results: list[dict[str, Any]]) -> list[list[str]]:
             above = "" if torchs is None else f"{100 * (found['peak_mib'] / torchs - 1):+.0f}"
             made = "" if found["operations"] is None else f"{found['operations']:.1f}"
             sizes = [f"{each['words']:,}", str(each["width"]), f"{each['tokens']:,}"]
-            rows.append(
-                [*sizes, arm, f"{found['peak_mib']:.0f}", above, made, f"{found['seconds']:.1f}"]
-            )
+            time = "" if found["seconds"] is None else f"{found['seconds']:.1f}"
+            rows.append([*sizes, arm, f"{found['peak_mib']:.0f}", above, made, time])
     return rows
 
 
@@ -176,7 +179,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--tokens", nargs="+", type=positive, default=[1024, 4096])
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS)
     parser.add_argument("--count", type=positive, default=1024, help="tokens for the operations")
-    parser.add_argument("--repeats", type=positive, default=3)
+    parser.add_argument("--repeats", type=int, default=3, help="0 for no times")
     parser.add_argument("--seconds", type=float, default=120.0, help="for the times of a size")
     parser.add_argument("--out", type=Path, default=RESULTS / "fused.json")
     args = parser.parse_args(argv)

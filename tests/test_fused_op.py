@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from loops import assert_close, report_of
 from primum import fused_op
+from test_gpu_ready import SYNCS, Count
 from words import Run, pair
 
 BLOCKS = pytest.mark.parametrize("chunk_size", [None, 5], ids=["whole", "blocks"])
@@ -162,6 +164,29 @@ class TestPrecision:
         assert other.extra_weights.max() > 0.01
         torch.testing.assert_close(other.extra_weights, one.extra_weights)
         torch.testing.assert_close(other.exact().drift_after, one.exact().drift_after)
+
+
+class TestDevices:
+    @pytest.mark.parametrize("kind", ["SGD", "AdamW"])
+    @pytest.mark.parametrize(
+        ("words", "chunk_size"), [(37, 5), (2000, None)], ids=["exact", "sketch"]
+    )
+    def test_no_host_sync(
+        self, kind: str, words: int, chunk_size: int | None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Nothing waits for a device, in forward or backward, where a look at a value would."""
+        monkeypatch.setattr(fused_op, "token_losses", fused_op.losses_of)
+        monkeypatch.setattr(fused_op, "token_gradients", fused_op.gradients_of)
+        for name in ("solve", "rescale", "streamed"):
+            monkeypatch.setattr(sys.modules[f"primum.{name}"], "on_host", lambda value: False)
+        run = Run(kind, words=words, width=32, dtype=torch.float32)
+        run.warm_up()
+        inputs, targets = run.batch(0, 16, 32)
+        with Count() as count:
+            run.fused(inputs, targets, chunk_size=chunk_size).backward()
+        assert report_of(run.reducer).weighed
+        assert report_of(run.reducer).approximate is (words > 37)
+        assert not set(count.names) & SYNCS
 
 
 def peak_memory(run: Callable[[], None]) -> int:
