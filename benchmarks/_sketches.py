@@ -98,7 +98,7 @@ def product(moment: Moment, width: int) -> Gram:
     tokens = Tokens(chunks, len(moment.drift), predict, step.dtype)
     gram, drift, size, _ = sketch(tokens, metric="gain", products=13, width=width)
     torch.testing.assert_close(drift, moment.drift, rtol=1e-3, atol=1e-4 * float(drift.abs().max()))
-    torch.testing.assert_close(size, moment.update.size("gain"), rtol=1e-4, atol=0)
+    torch.testing.assert_close(size, moment.update.size("gain"), rtol=1e-2, atol=0)
     return gram
 
 

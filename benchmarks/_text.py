@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from unittest import mock
 
 import torch
-from _capture import Moment, record
+import torch.nn.functional as F
+from _capture import Moment, Recorder
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
+from torch.optim.lr_scheduler import CosineAnnealingLR
 
+import primum
 from primum.recipe import Primum
 
 
@@ -29,9 +32,9 @@ class Setting:
 
 
 SETTINGS = (
-    Setting(100, 96, 12, 64, 400),
-    Setting(4096, 96, 12, 64, 400),
-    Setting(32_000, 64, 8, 64, 200),
+    Setting(100, 96, 12, 64, 300),
+    Setting(4096, 96, 12, 64, 300),
+    Setting(32_000, 64, 6, 64, 200),
 )
 RATES = {"sgd": 0.1, "adamw": 4e-3}
 
@@ -105,17 +108,18 @@ def captured(kind: str, words: Tensor, setting: Setting, steps: int, at: list[in
         torch.manual_seed(0)
         model = LanguageModel(setting.vocabulary, setting.width, setting.positions)
     generator = torch.Generator().manual_seed(0)
-    run = record(
-        model,
-        optimizer_of(kind, model),
-        batches(words, setting, steps, generator),
-        steps,
-        at,
-        Primum(radius=0.0),
-    )
-    moments: list[Moment] = []
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "primum: computing sample weights takes")
-        for found in run:
-            moments = found
-    return moments
+    optimizer = optimizer_of(kind, model)
+    scheduler = CosineAnnealingLR(optimizer, steps)
+    recorder = Recorder(range(1, len(at) + 1), Primum(radius=0.0))
+    spy = mock.patch("primum.pipeline.predict_head", recorder.predict_head)
+    with primum.attach(model, optimizer, recipe=recorder) as reducer, spy:
+        for number, (inputs, labels) in enumerate(batches(words, setting, steps, generator), 1):
+            reducer.enabled = number in at
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs), labels).backward()
+            optimizer.step()
+            scheduler.step()
+    return [
+        replace(moment, number=number)
+        for moment, number in zip(recorder.moments, sorted(at), strict=True)
+    ]

@@ -372,7 +372,7 @@ def memory_tables(rows: list[dict[str, Any]]) -> dict[str, tuple[list[str], list
 
 def seconds(text: str, args: argparse.Namespace) -> list[dict[str, Any]]:
     """Steps of a small model with a large vocabulary, arms in turn, one thread."""
-    setting = Setting(32_000, 256, 4, 128, 0) if args.steps is None else args.settings[-1]
+    setting = Setting(32_000, 128, 4, 128, 0) if args.steps is None else args.settings[-1]
     words, rows = numbered(text, setting.vocabulary), []
     for kind in OPTIMIZERS:
         arms = {}
@@ -395,7 +395,7 @@ def seconds(text: str, args: argparse.Namespace) -> list[dict[str, Any]]:
             for _ in range(3):
                 step()
             arms[arm] = step
-        times = take_turns(list(arms.values()), args.seconds, 40, 5, clock_for(1))
+        times = take_turns(list(arms.values()), args.seconds, 40, 7, clock_for(1))
         found = dict(zip(arms, times, strict=True))
         ratios = {
             arm: ratio_of_medians(found[arm], found["plain"]) for arm in ("approximate", "exact")
@@ -439,7 +439,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=positive, help="of training, for a quick look")
     parser.add_argument("--tokens", nargs="+", type=positive, default=[256, 1024, 4096, 16_384])
     parser.add_argument("--sequences", nargs="+", type=positive, default=[1, 2, 8, 16])
-    parser.add_argument("--seconds", type=float, default=120.0, help="for each row of `time`")
+    parser.add_argument("--seconds", type=float, default=60.0, help="for each row of `time`")
     parser.add_argument("--out", type=Path, default=RESULTS / "tokens.json")
     args = parser.parse_args(argv)
     args.settings = [
@@ -453,6 +453,9 @@ def main(argv: list[str] | None = None) -> int:
         for part in args.parts:
             begin, about = perf_counter(), environment("tokens.py", without_folders(argv))
             rows = RUNS[part][0](text, args)
+            if part == "quality" and args.vocabularies is not None:
+                others = parts.get(part, {}).get("results", [])
+                rows += [row for row in others if row["vocabulary"] not in args.vocabularies]
             finish(about, perf_counter() - begin)
             parts[part] = {"environment": about, "results": rows}
             write_json(args.out, parts)
