@@ -201,6 +201,11 @@ def _make(
     linear, names = place.head, {id(each): name for name, each in model.named_modules()}
     name = names.get(id(linear), "") or "head"
     shards = shards_of(model, linear, name)
+    if shards is not None and place.output is not None:
+        raise ValueError(
+            f"{name} is sharded by fully_shard and does not make the model's output; of sharded "
+            "layers primum measures the one that does: leave out head="
+        )
     check_head(model, linear, name, split=shards is not None)
     weight_owner = owner_of(optimizers, linear.weight)
     if weight_owner is None:
