@@ -130,7 +130,7 @@ class Weighing:
             head = self._check(training)
             self._skips.settle()
             if not explicit:
-                self._begin(head)
+                self._begin(head, several=rows_of(gradients[0], self._per.now) > 1)
             self._per.look(gradients, terms)
             unscale = self._rescale.unscale(gradients[0])
             return Captured(
@@ -169,11 +169,12 @@ class Weighing:
             )
         return head
 
-    def _begin(self, head: nn.Linear) -> None:
+    def _begin(self, head: nn.Linear, *, several: bool = True) -> None:
         """At the first arrival of a backward pass: were earlier gradients used, kept or dropped?"""
         task = backward_id()
         again = task is not None and task == self._backward
-        self._monitor.arrived(again=again)
+        if several:  # not states that come one by one: there is nothing to trade off
+            self._monitor.arrived(again=again)
         if again:
             return
         self._backward = task
