@@ -55,9 +55,9 @@ LAST = "layers.{}.mlp.down_proj.lora_{}.default"
 SHAPE = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 ARMS: dict[str, dict[str, Any] | None] = {
     "base": None,
-    "primum": {},
+    "primum": {"per": "sample"},
     "primum, per token": {"per": "token", "radius": 0.1},
-    "primum, measured in A": {"head": "A"},
+    "primum, measured in A": {"per": "sample", "head": "A"},
 }
 
 
@@ -211,7 +211,7 @@ def which_layer(
 def _weights(model: nn.Module, optimizer: optim.Optimizer, layer: str, ids: Tensor) -> Tensor:
     """Extra weights of the samples, measured in a layer; nothing is changed but `.grad`."""
     optimizer.zero_grad()
-    with primum.observe(model, optimizer, head=layer) as reducer:
+    with primum.observe(model, optimizer, head=layer, per="sample") as reducer:
         model(input_ids=ids, labels=ids).loss.backward()
         assert reducer.last is not None
         weights = reducer.last.extra_weights

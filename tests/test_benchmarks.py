@@ -84,7 +84,7 @@ def test_routes_counts_the_products_of_the_solver(load):
             return vector
 
     gram = Counting()
-    gram.over_ranks = torch.clone  # where it does not stop early
+    gram.over_ranks, gram.collective = torch.clone, True  # where it does not stop early
     Primum()(gram, torch.ones(4), torch.tensor(1.0), 0.1)
     assert gram.count == load("routes").PRODUCTS
 

@@ -198,6 +198,7 @@ class TestEffect:
         for _ in range(STEPS - 1):
             effect.add(weights, weights, "sample", 0.2, False)
             assert effect.after_step(Counter(), reached=True) == ""
+        effect.add(weights, weights, "sample", 0.2, False)
         with pytest.raises(AssertionError, match="read"):
             effect.after_step(Counter(), reached=True)
         effect.add(weights, weights, "sample", 0.2, False)  # and never again

@@ -11,6 +11,7 @@ STEPS = 100
 # A mean extra weight below the first, or below the second times the radius, is no effect. Images
 # had 0.2 times the radius or more in all stored runs, and per token text had 0.4.
 LEAST, LEAST_OF_RADIUS = 1e-3, 0.05
+MANY = 0.1  # Share of samples that are harmed, above which there was something to remove.
 SMALL = 0.01  # A radius below this leaves no room for weights.
 
 
@@ -25,7 +26,7 @@ class Effect:
         self._rows = self._steps = 0
         self._total: Tensor | None = None
         self._last: tuple[Tensor, str, float | None, bool] | None = None
-        self._known = False
+        self._known = self._weighed = False
 
     def add(
         self, weights: Tensor, drift: Tensor, per: str, radius: float | None, sequences: bool
@@ -33,6 +34,7 @@ class Effect:
         """Note a weighed pass. weights [B], drift [B]; `sequences` if the head saw [B, T, d]."""
         if self._known:
             return
+        self._weighed = True  # since the last step
         total = weights.norm(1)  # a recipe may have negative ones
         self._total = total if self._total is None else self._total + total
         self._rows += len(weights)
@@ -45,7 +47,9 @@ class Effect:
             reasons: Of passes that fell back to plain gradients.
             reached: Whether a backward pass has gone through the head since the last step.
         """
-        if self._known or not reached or (self._total is None and not reasons):
+        weighed, self._weighed = self._weighed, False
+        counts = weighed or (self._total is None and bool(reasons))
+        if self._known or not reached or not counts:
             return ""
         self._steps += 1
         if self._steps < STEPS:
@@ -73,6 +77,11 @@ def _why(harmed: float, per: str, radius: float | None, sequences: bool) -> str:
             f"The last step raises the loss of {harmed:.1%} of the sequences: few are harmed as a "
             "whole, since their losses are means over many positions; pass per='token' to weigh "
             "each position by itself"
+        )
+    if harmed > MANY:
+        return (
+            f"The last step raises the loss of {harmed:.1%} of the {per}s, but radius or recipe "
+            "leave no room for weights"
         )
     return (
         f"The last step raises the loss of {harmed:.1%} of the {per}s, so there is little to "

@@ -142,9 +142,8 @@ def arguments(
         pairs = [(x.clone(), g.clone()) for x, g in captured.chunks()]
         features, gradients = (torch.cat(part) for part in zip(*pairs, strict=True))
         captured = replace(captured, features=features, gradients=gradients, chunks=None)
-    x = captured.features.detach().to(captured.dtype)
-    if "bias" in owners:
-        x = nn.functional.pad(x, (0, 1), value=1.0)
+    x = captured.features.to(captured.dtype)
+    x = nn.functional.pad(x, (0, 1), value=1.0) if "bias" in owners else x.detach()
     if _in_blocks(x, captured, recipe, owners):
         return _arguments_in_blocks(head, owners, x, captured, recipe)
     g = captured.outputs()

@@ -24,7 +24,9 @@ from primum.recipe import Primum
 
 def as_attach_sees_it(probe, recipe="primum", head=None):
     """The report of a real backward pass through the whole batch, gradients left alone."""
-    with primum.observe(probe.model, probe.optimizer, recipe=recipe, head=head) as reducer:
+    with primum.observe(
+        probe.model, probe.optimizer, recipe=recipe, head=head, per="sample"
+    ) as reducer:
         probe.optimizer.zero_grad()
         probe.loss(probe.model(probe.inputs), probe.targets).backward()
         probe.optimizer.zero_grad()
