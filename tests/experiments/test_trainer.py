@@ -67,7 +67,7 @@ def test_base_is_the_loop_everybody_writes() -> None:
     for epoch in range(2):
         for batch in batches.epoch(epoch):
             optimizer.zero_grad()
-            F.cross_entropy(model(batch.images), batch.targets).backward()
+            F.cross_entropy(model(batch.inputs), batch.targets).backward()
             optimizer.step()
             schedule.step()
     for own, plain in zip(training.model.parameters(), model.parameters(), strict=True):
