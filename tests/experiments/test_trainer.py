@@ -81,7 +81,7 @@ def test_last_figures_are_those_of_the_last_model() -> None:
     test = next(Batches(DATA.test, DATA, batch_size=12, shuffle=False).epoch(0))
     training.model.eval()
     with torch.no_grad():
-        logits = training.model(test.images)
+        logits = training.model(test.inputs)
     loss = float(F.cross_entropy(logits, test.targets))
     right = float((logits.argmax(1) == test.targets).float().mean())
     assert curves(training)["test_loss"][-1] == pytest.approx(loss, rel=1e-6)

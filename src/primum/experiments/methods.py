@@ -77,7 +77,7 @@ class Method:
         return None if self.reducer is None else self.reducer.last
 
     def observed(self, place: int) -> bool:
-        """Whether the step at this place in its epoch is reported on, which takes time."""
+        """Whether the step at this place in its period is reported on, which takes time."""
         return self.weighs or place % self.settings.observe_every == 0
 
     def backward(self, batch: Batch, step: int, steps: int, *, observed: bool) -> Tensor:

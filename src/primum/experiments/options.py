@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from primum.experiments.arms import ARMS, Arm, arm_settings
+from primum.experiments.defaults import LANGUAGE
 from primum.experiments.errors import UserError
-from primum.experiments.settings import LANGUAGE, RunSettings, run_options
+from primum.experiments.settings import RunSettings, run_options
 from primum.experiments.texts import name_of
 
 

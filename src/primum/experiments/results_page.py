@@ -12,10 +12,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from primum.experiments.defaults import OPTIMIZERS
 from primum.experiments.files import write_text
 from primum.experiments.formatting import markdown_table, show, show_mean, with_p
 from primum.experiments.results_plots import results_plots
-from primum.experiments.settings import OPTIMIZERS
 from primum.experiments.statistics import Difference, family, interval
 from primum.experiments.studies import STUDIES
 from primum.experiments.study_results import MAIN, Results, in_words, named

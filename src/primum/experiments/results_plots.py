@@ -7,8 +7,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from primum.diagnostics.figures.style import canvas, looks, styled
+from primum.experiments.defaults import OPTIMIZERS
 from primum.experiments.plots import curves
-from primum.experiments.settings import OPTIMIZERS
 from primum.experiments.study_results import Results, named
 from primum.experiments.tables import Group
 

@@ -9,35 +9,15 @@ from typing import Any, Literal, get_args
 
 from primum.experiments.arms import Arm, Task
 from primum.experiments.augment import AUGMENTATIONS
+from primum.experiments.defaults import LANGUAGE_RATES, OPTIMIZERS, usual_decay, usual_lr
 from primum.experiments.errors import UserError
 from primum.experiments.images import DataSettings
 from primum.experiments.models import MODELS
 from primum.experiments.models.norms import Norm
-from primum.experiments.schedules import ScheduleName, scaled_lr
+from primum.experiments.schedules import ScheduleName
 from primum.experiments.texts import TextSettings, Tokens, digest_of
 
 VERSION = 1  # raise it when the same settings no longer give the same numbers
-
-# The paper's for CIFAR (App. E), at batches of 128; they grow with the batch's square root.
-RATES: dict[str, float] = {"sgd": 0.1, "adamw": 1e-3}
-DECAYS: dict[str, float] = {"sgd": 1e-4, "adamw": 5e-5}
-# For language, at batches of 32 sequences, likewise.
-LANGUAGE_RATES: dict[str, float] = {"sgd": 1.0, "adamw": 8e-3}
-LANGUAGE_DECAYS: dict[str, float] = {"sgd": 0.0, "adamw": 0.01}
-SEQUENCES = 32
-# What the command line takes for --task language where nothing is given.
-LANGUAGE: dict[str, Any] = {
-    "model": "gpt-nano",
-    "data": "python-docs",
-    "batch_size": SEQUENCES,
-    "steps": 400,
-    "evaluate_steps": 50,
-    "warmup_steps": 40,
-    "optimizer": "adamw",
-    "beta2": 0.99,
-    "clip": 1.0,
-}
-OPTIMIZERS: dict[str, str] = {"sgd": "SGD", "adamw": "AdamW"}
 
 
 @dataclass(frozen=True)
@@ -208,18 +188,14 @@ class RunSettings:
     @property
     def rate(self) -> float:
         """The full learning rate."""
-        if self.lr is not None:
-            return self.lr * self.lr_scale
-        if self.task == "language":
-            own = LANGUAGE_RATES[self.optimizer]
-            return scaled_lr(own, self.batch_size, base_batch_size=SEQUENCES) * self.lr_scale
-        return scaled_lr(RATES[self.optimizer], self.batch_size) * self.lr_scale
+        own = usual_lr(self.task, self.optimizer, self.batch_size) if self.lr is None else self.lr
+        return own * self.lr_scale
 
     @property
     def decay(self) -> float:
         """The weight decay."""
-        usual = LANGUAGE_DECAYS if self.task == "language" else DECAYS
-        return usual[self.optimizer] if self.weight_decay is None else self.weight_decay
+        usual = usual_decay(self.task, self.optimizer)
+        return usual if self.weight_decay is None else self.weight_decay
 
     @property
     def title(self) -> str:

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from primum.experiments.cli import PAPER
+from primum.experiments.defaults import OPTIMIZERS, RATES
 from primum.experiments.evidence import findings_of
 from primum.experiments.judge import Outcome
 from primum.experiments.reproduce import EXPERIMENTS
 from primum.experiments.schedules import scaled_lr
-from primum.experiments.settings import OPTIMIZERS, RATES
 from primum.experiments.statistics import Difference, family
 from primum.experiments.store import Store
 from primum.experiments.studies import STUDIES

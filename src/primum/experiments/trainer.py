@@ -136,7 +136,7 @@ class Trainer:
 
     def step(self) -> None:
         """Take one step and call the callbacks."""
-        observed = self.method.observed(self.step_count % len(self.batches))
+        observed = self.method.observed(self.step_count % self.period)
         for callback in self.callbacks:
             callback.before_step(self)
         self.lr = float(self.optimizer.param_groups[0]["lr"])
