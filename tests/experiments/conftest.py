@@ -136,6 +136,19 @@ def make_runs() -> MakeRuns:
     return make
 
 
+def as_language(runs: list[RunRecord]) -> list[RunRecord]:
+    """The same runs as those of language models: no accuracy, a lower loss is better."""
+    return [
+        replace(
+            run,
+            settings={"task": "language"},
+            final={"test_loss": run.final["test_loss"]},
+            curves={k: v for k, v in run.curves.items() if k != "test_accuracy"},
+        )
+        for run in runs
+    ]
+
+
 @pytest.fixture
 def full() -> RunRecord:
     """A run with everything a page can show."""

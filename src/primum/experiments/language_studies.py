@@ -12,7 +12,7 @@ from primum.experiments.study import Study
 
 KJV = "--task language --data kjv --test-size 32768"
 CHARS = f"{KJV} --tokens char --steps 300"
-WORDS = f"{KJV} --tokens word --length 32 --batch-size 16 --steps 400"
+WORDS = f"{KJV} --tokens word --length 32 --batch-size 16 --steps 400 --vocabulary"
 # As Transformers' run_clm.py trains: a straight line down, no warm-up, no weight decay.
 TRAINER = "--schedule linear --warmup-steps 0 --weight-decay 0 --beta2 0.999"
 CHAR_LR, WORD_LR, GPT2_LR = "--lr 0.016", "--lr 0.008", "--lr 0.004"  # the best of both arms
@@ -32,7 +32,7 @@ LANGUAGE = (
     _study(
         "rates-word",
         "Words: best against best over learning rates",
-        f"{WORDS} --lr 0.001 0.002 0.004 0.008 0.016 0.032 --arms base primum",
+        f"{WORDS} 1000 --lr 0.002 0.004 0.008 0.016 0.032 --arms base primum",
         2,
     ),
     _study(
@@ -44,8 +44,7 @@ LANGUAGE = (
     _study(
         "gpt2",
         "Transformers' GPT-2, tied and with dropout: does the radius decide?",
-        f"{WORDS} {GPT2_LR} {TRAINER} --model gpt2-nano --arms base primum primum@radius=0.2 "
-        "primum@radius=0.4",
+        f"{WORDS} 2000 {GPT2_LR} {TRAINER} --model gpt2-nano --arms base primum primum@radius=0.2",
         5,
     ),
     _study(
@@ -65,7 +64,7 @@ LANGUAGE = (
     _study(
         "word",
         "Words at the best rate, with the controls",
-        f"{WORDS} {WORD_LR} --arms base primum primum@radius=0.2 permuted lr-matched",
+        f"{WORDS} 1000 {WORD_LR} --arms base primum primum@radius=0.2 permuted lr-matched",
         5,
     ),
     _study(

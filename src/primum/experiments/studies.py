@@ -233,7 +233,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def work() -> int:
         if arguments.pages:
-            from primum.experiments.results_page import make_pages
+            from primum.experiments.pages import make_pages
 
             return make_pages(arguments.out, arguments.docs, check=arguments.check)
         if arguments.smoke:

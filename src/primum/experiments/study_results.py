@@ -14,6 +14,7 @@ from primum.experiments.defaults import OPTIMIZERS, RATES
 from primum.experiments.evidence import findings_of
 from primum.experiments.judge import Outcome
 from primum.experiments.reproduce import EXPERIMENTS
+from primum.experiments.runs import RunRecord
 from primum.experiments.schedules import scaled_lr
 from primum.experiments.statistics import Difference, family
 from primum.experiments.store import Store
@@ -29,6 +30,12 @@ NAMES = {  # on the page; others keep theirs
     "primum@radius=0.4,radius_schedule=grow-linear": "radius 0 to 0.4",
     "primum@radius=0.4,radius_schedule=fade-linear": "radius 0.4 to 0",
     "upgrad@upgrad_scale=mean-1": "upgrad, mean 1",
+    "primum@radius=0.05": "primum, radius 0.05",
+    "primum@radius=0.2": "primum, radius 0.2",
+    "primum@per=sample": "whole sequences, radius 0.1",
+    "primum@radius=0.2,per=sample": "whole sequences, radius 0.2",
+    "primum@max_extra_weight=0.5": "primum, extra weights up to 0.5",
+    "primum@max_extra_weight=1.0": "primum, extra weights up to 1",
 }
 
 
@@ -45,6 +52,10 @@ class Results:
         store = Store(folder)
         self.runs = {name: study.found(store) for name, study in STUDIES.items()}
 
+    def of(self, page: str) -> dict[str, list[RunRecord]]:
+        """Finished runs of the studies that a page shows."""
+        return {name: runs for name, runs in self.runs.items() if STUDIES[name].page == page}
+
     def groups(self, study: str) -> list[Group]:
         """Runs of a study by settings."""
         return group_runs(self.runs[study])
@@ -56,7 +67,7 @@ class Results:
             run.arm_settings["key"]: run
             for name, runs in self.runs.items()
             for run in runs
-            if not name.startswith("rates") and name != "tutorial"
+            if not name.startswith("rates") and STUDIES[name].page == "results"
         }
         return group_runs(list(every.values()))
 
