@@ -65,7 +65,8 @@ def test_every_study_of_language_has_its_tables_and_plots(
     table = language_page.MAKERS["language-char"](found)
     assert "| primum, radius 0.1 | 1 |" in table
     assert "| lr-matched | 1 |" in table
-    assert "language-sgd" in language_page.MAKERS["language-not-run"](found)
+    assert not found.runs["language-bound"]  # it shares runs of base and primum, and has no other
+    assert "| `language-bound` |" in language_page.MAKERS["language-not-run"](found)
     assert "language-radius" in language_page.language_plots(found)
 
 

@@ -45,12 +45,20 @@ def named(arm: str) -> str:
 
 
 class Results:
-    """Finished runs of all studies."""
+    """Finished runs of all studies.
+
+    A study of which no run was made has none, even if it shares some with an earlier study.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        store = Store(folder)
-        self.runs = {name: study.found(store) for name, study in STUDIES.items()}
+        store, taken = Store(folder), set[str]()
+        self.runs: dict[str, list[RunRecord]] = {}
+        for name, study in STUDIES.items():
+            found = study.found(store)
+            own = {run.arm_settings["key"] for run in found} - taken
+            self.runs[name] = found if own else []
+            taken |= {run.key for run in study.runs()}
 
     def of(self, page: str) -> dict[str, list[RunRecord]]:
         """Finished runs of the studies that a page shows."""
