@@ -32,7 +32,7 @@ LANGUAGE = (
     _study(
         "rates-word",
         "Words: best against best over learning rates",
-        f"{WORDS} 1000 --lr 0.002 0.004 0.008 0.016 0.032 --arms base primum",
+        f"{WORDS} 1000 --lr 0.004 0.008 0.016 0.002 0.032 --arms base primum",
         2,
     ),
     _study(

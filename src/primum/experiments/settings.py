@@ -66,12 +66,14 @@ class RunSettings:
 
     task: Task = _option("images", str, "what is learned", get_args(Task))  # noqa: RUF009
     model: str = _option(
-        "cnn-small", str, "resnet20, vit-micro, ..., or your own as package.module:factory"
+        "cnn-small",
+        str,
+        "resnet20, vit-micro, ...; language: gpt-micro, ...; or your own as package.module:factory",
     )
     norm: Norm | None = _option(  # noqa: RUF009
         None, str, "for models that have both", ("group", "batch"), "images"
     )
-    data: str = _option("cifar10", str, "cifar100, digits, generated, ..., or owner/name")
+    data: str = _option("cifar10", str, "cifar100, digits, ..., or owner/name; language: kjv")
     label_column: str | None = _option(
         None, str, "column of class numbers, if not the usual one", task="images"
     )
