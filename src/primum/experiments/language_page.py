@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from statistics import fmean
 
 import numpy as np
@@ -13,6 +14,7 @@ from primum.experiments.formatting import markdown_table, show, show_mean, with_
 from primum.experiments.plots import curves
 from primum.experiments.results_page import commands, grid, machine, rates
 from primum.experiments.results_plots import rates as rates_plot
+from primum.experiments.runs import RunRecord
 from primum.experiments.studies import STUDIES
 from primum.experiments.study_results import Results, named
 from primum.experiments.tables import Group
@@ -27,9 +29,15 @@ def arm_name(arm: str) -> str:
     return NAMES.get(arm) or named(arm)
 
 
-def arms_table(results: Results, study: str) -> str:
-    """A study of one setting, arm by arm."""
-    (group,) = results.groups(study)
+def common(group: Group) -> Group:
+    """The same group with the seeds that all of its arms have."""
+    seeds = set.intersection(*({run.seed for run in runs} for runs in group.arms.values()))
+    arms = {arm: [run for run in runs if run.seed in seeds] for arm, runs in group.arms.items()}
+    return replace(group, arms=arms)
+
+
+def arms_table(group: Group) -> str:
+    """One setting, arm by arm."""
     tests, others = group.against_base("loss"), group.focus_against("loss")
     rows = [
         [
@@ -54,6 +62,7 @@ def arms_table(results: Results, study: str) -> str:
 def long(results: Results) -> str:
     """A long run: the arms, and the loss on the way."""
     (group,) = results.groups("language-long")
+    group = common(group)
     shown = (250, 500, 1000, 2000, 3000)
     rows = []
     for arm, runs in group.arms.items():
@@ -61,16 +70,22 @@ def long(results: Results) -> str:
         row.append(show_mean(group.interval(arm, "steps_to_base"), 2))
         rows.append(row)
     table = markdown_table(["loss at step", *map(str, shown), "steps to"], rows)
-    return f"{arms_table(results, 'language-long')}\n\n{table}"
+    return f"{arms_table(group)}\n\n{table}"
 
 
-def _loss_at(runs: list, step: int) -> str:  # type: ignore[type-arg]
+def _loss_at(runs: Sequence[RunRecord], step: int) -> str:
     found = [
         dict(zip(run.curves["step"], run.curves["test_loss"], strict=True)).get(step)
         for run in runs
     ]
     known = [each for each in found if each is not None]
     return f"{fmean(known):.{DIGITS}f}" if len(known) == len(runs) else "–"
+
+
+def only(results: Results, name: str) -> Group:
+    """The runs of a study of one setting; of radii, with common seeds."""
+    (group,) = results.groups(f"language-{name}")
+    return common(group) if name == "radius" else group
 
 
 def not_run(results: Results) -> str:
@@ -94,7 +109,7 @@ MAKERS: dict[str, Callable[[Results], str]] = {
     ),
     "language-long": long,
     **{
-        f"language-{name}": lambda r, name=name: arms_table(r, f"language-{name}")  # type: ignore[misc]
+        f"language-{name}": lambda r, name=name: arms_table(only(r, name))  # type: ignore[misc]
         for name in ("char", "word", "gpt2", "radius", "per", "bound", "more-controls")
     },
     "language-not-run": not_run,
@@ -116,11 +131,10 @@ def language_plots(results: Results) -> dict[str, Figure]:
         if results.runs[f"language-{name}"]:
             drawn[f"language-{name}"] = rates_plot(results.groups(f"language-{name}"), title)
     if results.runs["language-radius"]:
-        (group,) = results.groups("language-radius")
-        drawn["language-radius"] = by_radius(group)
+        drawn["language-radius"] = by_radius(only(results, "radius"))
     if results.runs["language-long"]:
-        (group,) = results.groups("language-long")
-        arms = {arm_name(arm): runs for arm, runs in group.arms.items()}
+        arms = common(only(results, "long")).arms
+        arms = {arm_name(arm): runs for arm, runs in arms.items()}
         drawn["language-long"] = curves(arms, "test_loss", by="step", title="characters")
     return drawn
 
