@@ -42,7 +42,7 @@ def scene() -> Scene:
     model = build_model("cnn-small", 4, 8, seed=0).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     first, batch, *_ = Batches(DATA.train, DATA, batch_size=8).epoch(0)
-    F.cross_entropy(model(first.images), first.targets).backward()
+    F.cross_entropy(model(first.inputs), first.targets).backward()
     optimizer.step()
     unseen = next(Batches(DATA.test, DATA, batch_size=20, shuffle=False).epoch(0))
     return model, optimizer, batch, unseen
@@ -76,7 +76,7 @@ def test_mean_changes_are_those_of_a_real_step(scene: Scene) -> None:
 
     def losses() -> list[float]:
         with torch.no_grad():
-            return [float(F.cross_entropy(twin(b.images), b.targets)) for b in (batch, unseen)]
+            return [float(F.cross_entropy(twin(b.inputs), b.targets)) for b in (batch, unseen)]
 
     before = losses()
     step.zero_grad()
