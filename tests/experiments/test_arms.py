@@ -58,3 +58,14 @@ def test_matched_arms_wait_for_primum_with_the_same_settings() -> None:
     assert Arm("time-matched").needs == (Arm("base"), Arm("primum"))
     assert Arm("time-matched", time_factor=1.5).needs == ()
     assert Arm("permuted").needs == ()
+
+
+def test_the_task_decides_defaults_and_labels() -> None:
+    arm = Arm.parse("primum", task="language")
+    assert (arm.radius, arm.per, arm.label) == (0.1, "token", "primum")
+    assert Arm.parse("primum@radius=0.1").label == "primum@radius=0.1"
+    matched = Arm.parse("time-matched@per=sample", task="language")
+    assert matched.needs == (
+        Arm("base", task="language"),
+        Arm("primum", per="sample", task="language"),
+    )

@@ -11,8 +11,8 @@ import primum
 from experiments.conftest import TINY, tiny
 from primum import diagnostics
 from primum.experiments.arms import ARMS, Arm
+from primum.experiments.epochs import Batch
 from primum.experiments.errors import UserError
-from primum.experiments.images.batches import Batch
 from primum.experiments.methods import (
     Method,
     cross_entropies,

@@ -27,7 +27,7 @@ def rates(count: int, name: str, **options: float) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize("name", ["cosine", "step", "constant"])
+@pytest.mark.parametrize("name", ["cosine", "step", "constant", "linear"])
 def test_warmup_rises_in_equal_parts_to_the_full_rate(name: str) -> None:
     assert rates(5, name, steps=20, warmup=4) == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5])
 
@@ -43,6 +43,7 @@ def test_cosine_from_full_through_half_to_the_floor() -> None:
     ("step", lambda sgd: torch.optim.lr_scheduler.MultiStepLR(sgd, [4, 6])),
     ("cosine", lambda sgd: torch.optim.lr_scheduler.CosineAnnealingLR(sgd, 8)),
     ("constant", lambda sgd: torch.optim.lr_scheduler.ConstantLR(sgd, 1.0)),
+    ("linear", lambda sgd: torch.optim.lr_scheduler.LinearLR(sgd, 1.0, 0.0, 8)),
 ])  # fmt: skip
 def test_shapes_are_those_of_torch(name, reference) -> None:  # type: ignore[no-untyped-def]
     sgd = optimizer()

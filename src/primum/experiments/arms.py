@@ -11,8 +11,15 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from primum.experiments.errors import UserError
 
+Task = Literal["images", "language"]
+Per = Literal["sample", "token"]
 RadiusSchedule = Literal["constant", "grow-linear", "grow-cosine", "fade-linear", "fade-cosine"]
-_SOLVED = ("radius", "max_extra_weight", "max_iters", "radius_schedule")
+_SOLVED = ("radius", "max_extra_weight", "max_iters", "radius_schedule", "per")
+# Those that depend on the task.
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "images": {"radius": 0.2, "per": "sample"},
+    "language": {"radius": 0.1, "per": "token"},
+}
 
 
 class ArmInfo(NamedTuple):
@@ -27,7 +34,7 @@ ARMS: dict[str, ArmInfo] = {
     "base": ArmInfo("plain training, observed now and then"),
     "paper": ArmInfo(
         "the paper's own recipe",
-        ("radius", "max_extra_weight", "radius_schedule"),
+        ("radius", "max_extra_weight", "radius_schedule", "per"),
         "the paper's recipe",
     ),
     "primum": ArmInfo("primum.attach", _SOLVED),
@@ -70,6 +77,7 @@ ARMS: dict[str, ArmInfo] = {
         ("blocks",),
     ),
 }
+IMAGES_ONLY = ("upgrad", "network", "explicit")  # one problem, or one gradient, per sample
 CONTROLS = ("permuted", "normalised", "loss-weighted", "focal", "lr-matched", "time-matched")
 
 
@@ -83,11 +91,11 @@ class Arm:
 
     `radius_schedule` changes the radius over training: constant, from 0 up to `radius`, or from
     `radius` down to 0. `time_factor` is the number of steps as a multiple of base's; None measures
-    it.
+    it. `task` decides the defaults of `radius` and `per`, which None stands for.
     """
 
     name: str = "primum"
-    radius: float = _setting(0.2, float, "radius of the trust region (0.2)")
+    radius: float = _setting(None, float, "radius of the trust region (0.2; language: 0.1)")
     max_extra_weight: float = _setting(2.0, float, "bound on any extra weight (2)")
     max_iters: int = _setting(20, int, "solver iterations per step (20)")
     radius_schedule: RadiusSchedule = _setting(  # noqa: RUF009
@@ -110,10 +118,21 @@ class Arm:
         ("published", "mean-1"),
     )
     blocks: int = _setting(1, int, "explicit: how many of the last blocks (1)")
+    per: Per = _setting(  # noqa: RUF009
+        None, str, "language: weights for each token, or for each sequence (token)", get_args(Per)
+    )
+    task: Task = "images"
 
     def __post_init__(self) -> None:
         if self.name not in ARMS:
             raise UserError(f"unknown arm {self.name!r}; choose from {', '.join(ARMS)}")
+        if self.task != "images" and self.name in IMAGES_ONLY:
+            raise UserError(f"arm {self.name} is for images; leave it out for {self.task}")
+        for key, value in DEFAULTS[self.task].items():
+            if getattr(self, key) is None:
+                object.__setattr__(self, key, value)
+        if self.task == "images" and self.per != "sample":
+            raise UserError(f"per={self.per} is for language; images have one row per sample")
         accepted = ARMS[self.name].accepts
         extra = [key for key in self._changed() if key not in accepted]
         if extra:
@@ -137,19 +156,19 @@ class Arm:
     def _changed(self) -> dict[str, Any]:
         """Settings that are not at their default."""
         found = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {
-            each.name: found[each.name]
-            for each in fields(self)
-            if each.name != "name" and found[each.name] != each.default
-        }
+        usual = {each.name: each.default for each in arm_settings()} | DEFAULTS[self.task]
+        return {name: found[name] for name in usual if found[name] != usual[name]}
 
     @classmethod
-    def parse(cls, text: str, defaults: Mapping[str, Any] | None = None) -> Arm:
+    def parse(
+        cls, text: str, defaults: Mapping[str, Any] | None = None, task: Task = "images"
+    ) -> Arm:
         """An arm from `primum` or `primum@radius=0.4,max_iters=50`.
 
         Args:
             text: Name, and settings after an `@`.
             defaults: Settings for all arms; each arm takes those it accepts.
+            task: Of the runs.
 
         Examples:
             >>> Arm.parse("primum@radius=0.4").radius
@@ -173,7 +192,7 @@ class Arm:
                 given[key] = kinds[key](value)
             except ValueError as error:
                 raise UserError(f"{key} in {text!r}: {error}") from error
-        return cls(name, **given)
+        return cls(name, task=task, **given)
 
     @property
     def label(self) -> str:
@@ -182,13 +201,16 @@ class Arm:
         return f"{self.name}@{settings}" if settings else self.name
 
     def settings(self) -> dict[str, Any]:
-        """The settings the arm accepts, by name."""
-        return {name: getattr(self, name) for name in ARMS[self.name].accepts}
+        """The settings the arm accepts, by name; `per` where there is a choice."""
+        found = {name: getattr(self, name) for name in ARMS[self.name].accepts}
+        if self.task == "images":
+            found.pop("per", None)
+        return found
 
     @property
     def reference(self) -> Arm:
         """The arm of primum that a matched control is matched to."""
-        return Arm("primum", **{name: getattr(self, name) for name in _SOLVED})
+        return Arm("primum", task=self.task, **{name: getattr(self, name) for name in _SOLVED})
 
     @property
     def needs(self) -> tuple[Arm, ...]:
@@ -196,7 +218,7 @@ class Arm:
         if self.name == "lr-matched":
             return (self.reference,)
         if self.name == "time-matched" and self.time_factor is None:
-            return (Arm("base"), self.reference)
+            return (Arm("base", task=self.task), self.reference)
         return ()
 
 

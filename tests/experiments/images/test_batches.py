@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from primum.experiments.augment import AUGMENTATIONS, Augmentation
+from primum.experiments.epochs import Batch
 from primum.experiments.images import Batches, DataSettings, ImageData, batches, load_data
-from primum.experiments.images.batches import Batch
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +47,9 @@ def test_a_batch_holds_what_its_ids_say(data: ImageData) -> None:
 
 def test_training_images_are_standardised(data: ImageData) -> None:
     (batch,) = Batches(data.train, data, batch_size=50).epoch(0)
-    assert batch.images.mean(dim=(0, 2, 3)).abs().max() < 1e-4
+    assert batch.inputs.mean(dim=(0, 2, 3)).abs().max() < 1e-4
     torch.testing.assert_close(
-        batch.images.var(dim=(0, 2, 3), correction=0), torch.ones(3), rtol=1e-3, atol=0
+        batch.inputs.var(dim=(0, 2, 3), correction=0), torch.ones(3), rtol=1e-3, atol=0
     )
 
 
@@ -113,7 +113,7 @@ def test_workers_end_with_the_epoch_or_before(data: ImageData) -> None:
 def test_augmentations_differ_from_step_to_step_and_epoch_to_epoch(data: ImageData) -> None:
     batches = Batches(data.train, data, batch_size=16, augmentation=Augmentation(padding=2))
     ids = torch.arange(16)
-    made = [batches.make(ids, epoch, step).images for epoch, step in ((0, 0), (0, 1), (1, 0))]
+    made = [batches.make(ids, epoch, step).inputs for epoch, step in ((0, 0), (0, 1), (1, 0))]
     assert not torch.equal(made[0], made[1])
     assert not torch.equal(made[0], made[2])
     assert not torch.equal(made[1], made[2])
@@ -148,7 +148,7 @@ def test_ranks_augment_differently(data: ImageData) -> None:
         Batches(data.train, data, batch_size=16, augmentation=crop, rank=rank, ranks=2)
         for rank in (0, 1)
     )
-    assert not torch.equal(first.make(ids, 0, 0).images, second.make(ids, 0, 0).images)
+    assert not torch.equal(first.make(ids, 0, 0).inputs, second.make(ids, 0, 0).inputs)
 
 
 def test_the_example_runs() -> None:
