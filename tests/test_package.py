@@ -31,7 +31,7 @@ ORDER = [
     ["pipeline", "summary"],
     ["rows", "ways"],
     ["shards", "skips", "streamed", "positions"],
-    ["distributed", "options"],
+    ["distributed", "choices"],
     ["weighing", "blockwise", "fused_op"],
     ["weighing_at_output"],
     ["fused"],

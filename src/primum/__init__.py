@@ -6,7 +6,7 @@
 The map of the package; data flows down the numbers, imports never point up:
 
     attach.py       the one line: make a Reducer (checks.py, refused.py: what it refuses;
-                    options.py: what it was asked for and has found)
+                    choices.py: what it was asked for and has found)
     bypass.py       losses that use the head's weight and never call the head
     find.py         which layer is the head (widths.py: what modules take and give)
     adapted.py      which layer is measured if the head is frozen or no plain linear layer

@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 from primum.adapted import find_place
 from primum.bypass import bypassed
 from primum.checks import check_head, check_order, grad_scaler, optimizers_in, owner_of
+from primum.choices import Options
 from primum.hook import hooked
-from primum.options import Options
 from primum.outlet import Outlet
 from primum.positions import RADIUS, Per
 from primum.ranks import Scope

@@ -16,10 +16,7 @@ from torch.optim import Optimizer
 
 from primum.gram import Gain, Gram, MatrixFree, choose
 from primum.monitor import Plain
-from primum.pipeline import Captured, approximates
-from primum.pipeline import _maximises as maximises
-from primum.pipeline import _predict as predict_rows
-from primum.pipeline import _trained as trained
+from primum.pipeline import Captured, approximates, maximises, predict_total, trained_parts
 from primum.problem import Approximation, Solution
 from primum.recipe import Recipe
 from primum.rules import Scalar, columns
@@ -50,7 +47,7 @@ def weigh_streamed(
         positions: Tokens of a sample.
         plain: To be filled; those of weight and bias are needed here.
     """
-    owners = trained(head, owners)
+    owners = trained_parts(head, owners)
     if recipe.products == 0 and getattr(recipe, "radius", None) != 0:
         raise Plain(
             f"recipe {recipe.name!r} needs the gradients at the head's output all at once, which a "
@@ -173,7 +170,7 @@ class _Sums:
     def predict_all(self) -> None:
         """For optimizers that cannot predict some outputs without the others."""
         grad = self._batch_gradient(slice(None))
-        self._whole = predict_rows(self._head, self._owners, grad, self._captured)
+        self._whole = predict_total(self._head, self._owners, grad, self._captured)
 
     def look(self, rows: slice, g: Tensor) -> None:
         """Add what follows from the gradient at some outputs. g [N, n]."""
@@ -226,7 +223,7 @@ class _Sums:
 
     def _update(self, rows: slice, grad: Tensor) -> Update:
         if self._whole is None:
-            return predict_rows(self._head, self._owners, grad, self._captured, rows)
+            return predict_total(self._head, self._owners, grad, self._captured, rows)
         gain = self._whole.gain
         if isinstance(gain, Tensor) and gain.dim() == 2 and len(gain) > 1:
             gain = gain[rows]

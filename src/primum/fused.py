@@ -17,10 +17,10 @@ from torch.optim import Optimizer
 
 from primum.blockwise import weigh_streamed
 from primum.capture import Listener
+from primum.choices import Options
 from primum.compat import eager, executes_in_graph, parameter
 from primum.fused_op import TokenLosses, register
 from primum.monitor import Plain
-from primum.options import Options
 from primum.pipeline import Captured
 from primum.ranks import Ranks
 from primum.recipe import Recipe

@@ -104,10 +104,10 @@ def approximates(owners: Mapping[str, Optimizer], captured: Captured, recipe: Re
 
 
 def _tokens(head: nn.Linear, owners: Mapping[str, Optimizer], captured: Captured) -> Tokens:
-    owners = _trained(head, owners)
+    owners = trained_parts(head, owners)
 
     def predict(grad: Tensor, rows: slice | None) -> Update:
-        return _predict(head, owners, grad, captured, rows)
+        return predict_total(head, owners, grad, captured, rows)
 
     return Tokens(
         captured.chunks or slices(captured.features, captured.gradients),
@@ -116,12 +116,12 @@ def _tokens(head: nn.Linear, owners: Mapping[str, Optimizer], captured: Captured
         captured.dtype,
         has_bias="bias" in owners,
         sliceable=sliceable(owners),
-        uphill=_maximises(head, owners),
+        uphill=maximises(head, owners),
         unscale=captured.unscale,
     )
 
 
-def _trained(head: nn.Linear, owners: Mapping[str, Optimizer]) -> dict[str, Optimizer]:
+def trained_parts(head: nn.Linear, owners: Mapping[str, Optimizer]) -> dict[str, Optimizer]:
     """Without a bias that was frozen after attaching: it is a constant then."""
     return {part: owner for part, owner in owners.items() if getattr(head, part).requires_grad}
 
@@ -137,7 +137,7 @@ def arguments(
         captured: See `Captured`.
         recipe: Asked for `products` and `metric`.
     """
-    owners = _trained(head, owners)
+    owners = trained_parts(head, owners)
     if captured.chunks is not None:  # small enough to be held: see `approximates`
         pairs = [(x.clone(), g.clone()) for x, g in captured.chunks()]
         features, gradients = (torch.cat(part) for part in zip(*pairs, strict=True))
@@ -148,8 +148,8 @@ def arguments(
         return _arguments_in_blocks(head, owners, x, captured, recipe)
     g = captured.outputs()
     g_t = g.flatten(0, -2).t()
-    update = _predict(head, owners, g_t @ x.flatten(0, -2), captured)
-    if _maximises(head, owners):
+    update = predict_total(head, owners, g_t @ x.flatten(0, -2), captured)
+    if maximises(head, owners):
         g, g_t = -g, -g_t
     gram = MatrixFree(
         x,
@@ -166,7 +166,7 @@ def arguments(
     return choose(gram, recipe.products), drift, size, update.lr
 
 
-def _predict(
+def predict_total(
     head: nn.Linear,
     owners: Mapping[str, Optimizer],
     grad: Tensor,
@@ -185,7 +185,7 @@ def _predict(
     return predict_head(head, owners, total, factor=captured.factor, rows=rows)
 
 
-def _maximises(head: nn.Linear, owners: Mapping[str, Optimizer]) -> bool:
+def maximises(head: nn.Linear, owners: Mapping[str, Optimizer]) -> bool:
     """Whether the step goes uphill: then what it lowers is minus the loss."""
     return bool(group_of(owners["weight"], head.weight).get("maximize", False))
 
@@ -229,10 +229,10 @@ def _arguments_in_blocks(
     lr: Scalar = 0.0
     for rows in output_blocks(x, captured.gradients):
         each = per_sample(x, captured.outputs(rows))
-        update = _predict(head, owners, each.sum(0), captured, rows)
+        update = predict_total(head, owners, each.sum(0), captured, rows)
         flat, lr = each.flatten(1), update.lr
         drift += flat @ update.step.flatten()
         square += update.size(recipe.metric).square_()
         each *= update.gain**0.5
         gram.addmm_(flat, flat.t())
-    return Dense(gram), -drift if _maximises(head, owners) else drift, square.sqrt(), lr
+    return Dense(gram), -drift if maximises(head, owners) else drift, square.sqrt(), lr

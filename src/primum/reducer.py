@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from primum.capture import Listener, Pass, rows_of
+from primum.choices import Options
 from primum.compat import eager, is_sharded, parameter
 from primum.fused import Fused
-from primum.options import Options
 from primum.positions import Features
 from primum.ranks import Ranks
 from primum.recipe import Recipe

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from primum.capture import Pass, reweight, rows_of, samples
+from primum.choices import Options
 from primum.compat import backward_id, no_autocast, parameter
 from primum.distributed import weigh_together
 from primum.monitor import Monitor, Plain
-from primum.options import Options
 from primum.pipeline import Captured, weigh
 from primum.positions import Features
 from primum.problem import Evidence, Solution

@@ -13,9 +13,9 @@ from torch.autograd.graph import GradientEdge
 from torch.optim import Optimizer
 
 from primum.capture import Pass
+from primum.choices import Options
 from primum.compat import executes, parameter
 from primum.monitor import Plain
-from primum.options import Options
 from primum.outlet import Outlet, check_rows, weigh_rows
 from primum.output_check import OutputCheck
 from primum.positions import seen_in
