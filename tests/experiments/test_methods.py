@@ -61,6 +61,14 @@ def test_radius_over_training(schedule: str, shares: tuple[float, ...]) -> None:
     assert [radius_share(arm, step, 11) for step in (0, 5, 10)] == pytest.approx(shares)
 
 
+def test_radius_may_fall_to_another_one_or_end_early() -> None:
+    falling = Arm.parse("primum@radius=0.4,radius_schedule=fade-linear,radius_low=0.1")
+    found = [0.4 * radius_share(falling, step, 11) for step in (0, 5, 10)]
+    assert found == pytest.approx([0.4, 0.25, 0.1])
+    half = Arm.parse("primum@until=0.5")
+    assert [radius_share(half, step, 10) for step in (0, 4, 5, 9)] == [1, 1, 0, 0]
+
+
 def test_cosine_starts_slowly() -> None:
     linear, cosine = (Arm.parse(f"primum@radius_schedule=grow-{x}") for x in ("linear", "cosine"))
     assert radius_share(cosine, 1, 11) < radius_share(linear, 1, 11)
@@ -96,6 +104,34 @@ def test_each_arm_takes_a_step(name: str) -> None:
         torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True)
     )
     assert same == (name in ("base", "lr-matched", "time-matched"))
+
+
+def gradients(name: str) -> tuple[list[torch.Tensor], Method]:
+    """Of the next step: weight and bias of the first layer, then of the head."""
+    method, model = taking_steps("base")  # the same start for all
+    method.remove()
+    method = make_method(tiny(name), model, method.optimizer)
+    method.optimizer.zero_grad()
+    torch.manual_seed(1)
+    batch = Batch(torch.randn(6, 4), LABELS, torch.arange(6))
+    method.backward(batch, 0, 3, observed=True)
+    return [param.grad for param in model.parameters() if param.grad is not None], method
+
+
+@pytest.mark.parametrize(("part", "own"), [("head", {2, 3}), ("backbone", {0, 1})])
+def test_weights_on_one_part_of_the_network(part: str, own: set[int]) -> None:
+    plain, both = gradients("base")[0], gradients("primum@radius=0.4")[0]
+    found, method = gradients(f"primum@radius=0.4,part={part}")
+    assert method.last is not None
+    assert method.last.applied
+    for place in range(4):
+        assert not torch.allclose(plain[place], both[place])
+        expected = both[place] if place in own else plain[place]
+        torch.testing.assert_close(found[place], expected)
+    # What the optimizer gets is not what the reducer handed on: it must not be taken for clipping.
+    method.optimizer.step()
+    assert method.reducer is not None
+    assert method.reducer.state_dict()["factor"] is None
 
 
 @pytest.mark.parametrize("blocks", [0, 1, 3])

@@ -40,6 +40,7 @@ OTHERS: dict[str, Any] = {
     "eps": 1e-6,
     "order": "stream",
     "look": LookSettings(),
+    "views": 6,
 }
 
 
@@ -104,6 +105,8 @@ def test_settings_of_all_arms_and_seeds_are_shared_and_plain() -> None:
         ({"warmup": -1.0}, "warmup must be >= 0"),
         ({"optimizer": "adam"}, "optimizer must be one of sgd, adamw, got 'adam'"),
         ({"augment": "paint"}, "augment must be one of none, crop-flip"),
+        ({"views": 3}, "views must be one of 1, 2, 6, got 3"),
+        ({"bias_lr": 0.0}, "bias_lr must be > 0 and finite"),
         ({"precision": "int8"}, "precision must be one of fp32, bf16, fp16"),
     ],
 )

@@ -12,7 +12,11 @@ from typing import Any, Literal, NamedTuple, get_args
 from primum.experiments.errors import UserError
 
 RadiusSchedule = Literal["constant", "grow-linear", "grow-cosine", "fade-linear", "fade-cosine"]
-_SOLVED = ("radius", "max_extra_weight", "max_iters", "radius_schedule")
+Part = Literal["both", "head", "backbone"]
+_RADIUS = ("radius", "max_extra_weight", "radius_schedule", "radius_low", "until")
+_SOLVED = (*_RADIUS, "max_iters")
+# Added after the first stored runs: left out of a run's key at their defaults, so keys stay.
+_LATER = ("radius_low", "until", "part")
 
 
 class ArmInfo(NamedTuple):
@@ -27,10 +31,10 @@ ARMS: dict[str, ArmInfo] = {
     "base": ArmInfo("plain training, observed now and then"),
     "paper": ArmInfo(
         "the paper's own recipe",
-        ("radius", "max_extra_weight", "radius_schedule"),
+        _RADIUS,
         "the paper's recipe",
     ),
-    "primum": ArmInfo("primum.attach", _SOLVED),
+    "primum": ArmInfo("primum.attach", (*_SOLVED, "part")),
     "permuted": ArmInfo(
         "control: primum's weights, shuffled over the batch",
         _SOLVED,
@@ -81,9 +85,10 @@ def _setting(default: Any, kind: type, about: str, choices: tuple[str, ...] | No
 class Arm:
     """An arm with its settings; those it does not accept stay at their defaults.
 
-    `radius_schedule` changes the radius over training: constant, from 0 up to `radius`, or from
-    `radius` down to 0. `time_factor` is the number of steps as a multiple of base's; None measures
-    it.
+    `radius_schedule` changes the radius over training: constant, from `radius_low` up to `radius`,
+    or down again. `until` is the share of training after which gradients stay plain. `part` is
+    where the weights are applied. `time_factor` is the number of steps as a multiple of base's;
+    None measures it.
     """
 
     name: str = "primum"
@@ -92,6 +97,11 @@ class Arm:
     max_iters: int = _setting(20, int, "solver iterations per step (20)")
     radius_schedule: RadiusSchedule = _setting(  # noqa: RUF009
         "constant", str, "how the radius changes over training (constant)", get_args(RadiusSchedule)
+    )
+    radius_low: float = _setting(0.0, float, "smallest radius of such a schedule (0)")
+    until: float = _setting(1.0, float, "share of training after which gradients are plain (1)")
+    part: Part = _setting(  # noqa: RUF009
+        "both", str, "whose gradients are weighted (both)", get_args(Part)
     )
     lr_match: Literal["overall", "epoch"] = _setting(
         "overall",
@@ -126,6 +136,12 @@ class Arm:
                 raise UserError(f"{what} must be >= {least} and finite, got {value}")
         if not 0 < self.max_extra_weight < float("inf"):
             raise UserError(f"max_extra_weight must be > 0 and finite, got {self.max_extra_weight}")
+        if not 0 <= self.radius_low <= self.radius:
+            raise UserError(
+                f"radius_low must be between 0 and radius ({self.radius}), got {self.radius_low}"
+            )
+        if not 0 < self.until <= 1:
+            raise UserError(f"until must be > 0 and at most 1, got {self.until}")
         if self.time_factor is not None and not 1 <= self.time_factor <= 100:
             raise UserError(f"time_factor must be between 1 and 100, got {self.time_factor}")
         for each in fields(self):
@@ -182,8 +198,10 @@ class Arm:
         return f"{self.name}@{settings}" if settings else self.name
 
     def settings(self) -> dict[str, Any]:
-        """The settings the arm accepts, by name."""
-        return {name: getattr(self, name) for name in ARMS[self.name].accepts}
+        """The settings the arm accepts, by name; later ones only if they are changed."""
+        changed = self._changed()
+        names = [n for n in ARMS[self.name].accepts if n not in _LATER or n in changed]
+        return {name: getattr(self, name) for name in names}
 
     @property
     def reference(self) -> Arm:

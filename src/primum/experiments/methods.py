@@ -83,14 +83,18 @@ class Method:
         losses = self.losses(logits, batch.targets)
         if self.reducer is not None:
             self.reducer.enabled = observed
-        if self.recipe is not None:
-            self.recipe.radius = self.arm.radius * radius_share(self.arm, step, steps)
-        if isinstance(self.recipe, Reduced):
-            self.recipe.losses = losses.detach()
+        self.set_recipe(losses, step, steps)
         loss = losses.mean()
         target = self.weighted(losses, batch)
         (target if self.scaler is None else self.scaler.scale(target)).backward()  # type: ignore[no-untyped-call]
         return loss.detach()
+
+    def set_recipe(self, losses: Tensor, step: int, steps: int) -> None:
+        """Give a recipe what changes between steps: its radius, and the samples' losses [B]."""
+        if self.recipe is not None:
+            self.recipe.radius = self.arm.radius * radius_share(self.arm, step, steps)
+        if isinstance(self.recipe, Reduced):
+            self.recipe.losses = losses.detach()
 
     def losses(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Per-sample losses. [B, classes], [B] or [B, classes] -> [B]."""
@@ -114,6 +118,34 @@ class Method:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if self.reducer is not None:
             self.reducer.load_state_dict(state)
+
+
+class Part(Method):
+    """The weights on the gradient of the head alone, or of everything below it alone."""
+
+    def backward(self, batch: Batch, step: int, steps: int, *, observed: bool) -> Tensor:
+        """Both gradients, by two backward passes; each parameter keeps the one of its part.
+
+        The plain pass comes last: after it, the reducer does not measure what the loop did to the
+        head's gradient, which is not the one that it handed on.
+        """
+        assert self.reducer is not None
+        assert self.reducer.head is not None
+        if self.scaler is not None:
+            raise UserError("part does not work with fp16; choose --precision bf16 or fp32")
+        own = set(self.reducer.head.parameters())
+        with autocast(self.settings):
+            losses = self.losses(self.model(batch.images), batch.targets)
+        self.set_recipe(losses, step, steps)
+        loss = losses.mean()
+        params = [param for param in self.model.parameters() if param.requires_grad]
+        weighted = torch.autograd.grad(loss, params, retain_graph=True)
+        with self.reducer.paused():
+            loss.backward()  # type: ignore[no-untyped-call]
+        for param, gradient in zip(params, weighted, strict=True):
+            if (param in own) == (self.arm.part == "head"):
+                param.grad = gradient
+        return loss.detach()
 
 
 class WholeNetwork(Method):
@@ -185,6 +217,7 @@ def make_method(
         UserError: The model cannot be used; the message names it.
     """
     kind = {"network": WholeNetwork, "explicit": Explicit}.get(settings.arm.name, Method)
+    kind = Part if settings.arm.part != "both" else kind
     try:
         return kind(settings, model, optimizer, scaler)
     except UserError:
@@ -201,7 +234,8 @@ def make_recipe(arm: Arm, seed: int) -> Recipe | None:
     own = Primum(arm.radius, arm.max_extra_weight, arm.max_iters)
     match arm.name:
         case "primum":
-            return own if arm.radius_schedule == "constant" else Reduced(own)
+            changes = arm.radius_schedule != "constant" or arm.until < 1
+            return Reduced(own) if changes else own
         case "paper":
             return VaryingPaper(PaperSettings(arm.radius, arm.max_extra_weight))
         case "permuted":
@@ -243,9 +277,12 @@ def focal_losses(logits: Tensor, targets: Tensor, gamma: float, smoothing: float
 
 def radius_share(arm: Arm, step: int, steps: int) -> float:
     """Radius of a step, as a share of the arm's largest."""
+    if step >= arm.until * steps:
+        return 0.0
     if arm.radius_schedule == "constant":
         return 1.0
     way, shape = arm.radius_schedule.split("-")
     done = step / max(1, steps - 1)
     risen = done if shape == "linear" else 0.5 - 0.5 * math.cos(math.pi * done)
-    return risen if way == "grow" else 1 - risen
+    low = arm.radius_low / arm.radius if arm.radius else 0.0
+    return low + (1 - low) * (risen if way == "grow" else 1 - risen)

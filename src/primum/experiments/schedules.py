@@ -10,7 +10,7 @@ from typing import Literal
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-ScheduleName = Literal["cosine", "step", "constant"]
+ScheduleName = Literal["cosine", "linear", "step", "constant"]
 MILESTONES = (1 / 2, 3 / 4)  # He et al. (2016): a tenth at one half and three quarters
 
 
@@ -22,12 +22,13 @@ def make_schedule(
     The warm-up starts above 0: a first step of length 0 would be wasted.
 
     Args:
-        name: `cosine`: half a cosine down to `floor`. `step`: a tenth at one half and again at
+        name: `cosine`: half a cosine down to `floor`. `linear`: a line down to `floor`; with a
+            warm-up, a triangle. `step`: a tenth at one half and again at
             three quarters. `constant`: the full learning rate.
         optimizer: Its learning rate is the full one.
         steps: Length of the run.
         warmup: Steps of linear warm-up, fewer than `steps`.
-        floor: Last value of the cosine, as a share of the full learning rate.
+        floor: Last value of cosine and line, as a share of the full learning rate.
     """
     if not 0 <= warmup < steps:
         raise ValueError(f"warmup must be >= 0 and less than steps ({steps}), got {warmup}")
@@ -35,12 +36,15 @@ def make_schedule(
         raise ValueError(f"floor must be between 0 and 1, got {floor}")
     milestones = sorted({max(1, int(share * steps)) for share in MILESTONES})
 
+    def done(step: int) -> float:
+        return min(1.0, (step - warmup) / (steps - warmup))
+
     def cosine(step: int) -> float:
-        done = min(1.0, (step - warmup) / (steps - warmup))
-        return floor + (1 - floor) * (0.5 + 0.5 * math.cos(math.pi * done))
+        return floor + (1 - floor) * (0.5 + 0.5 * math.cos(math.pi * done(step)))
 
     shapes: dict[str, Callable[[int], float]] = {
         "cosine": cosine,
+        "linear": lambda step: floor + (1 - floor) * (1 - done(step)),
         "step": lambda step: 0.1 ** bisect_right(milestones, step),
         "constant": lambda step: 1.0,
     }
@@ -50,7 +54,7 @@ def make_schedule(
         if step >= warmup:
             return shape(step)
         rising = (step + 1) / (warmup + 1)
-        return rising if name == "cosine" else rising * shape(step)
+        return rising if name in ("cosine", "linear") else rising * shape(step)
 
     return LambdaLR(optimizer, factor)
 

@@ -20,6 +20,7 @@ VERSION = 1  # raise it when the same settings no longer give the same numbers
 # The paper's for CIFAR (App. E), at batches of 128; they grow with the batch's square root.
 RATES: dict[str, float] = {"sgd": 0.1, "adamw": 1e-3}
 DECAYS: dict[str, float] = {"sgd": 1e-4, "adamw": 5e-5}
+VIEWS = (1, 2, 6)
 OPTIMIZERS: dict[str, str] = {"sgd": "SGD", "adamw": "AdamW"}
 
 
@@ -84,6 +85,9 @@ class RunSettings:
     lr_scale: float = _option(1.0, float, "factor on the learning rate, given or not")
     weight_decay: float | None = _option(None, float, "1e-4 (sgd) or 5e-5 (adamw)")
     decay_norms: bool = _option(True, bool, "weight decay of biases and norms too")
+    bias_lr: float = _option(
+        1.0, float, "factor on lr of biases and norms; their decay per step stays the same"
+    )
     momentum: float = _option(0.9, float, "momentum of sgd")
     nesterov: bool = _option(False, bool, "Nesterov momentum")
     beta1: float = _option(0.9, float, "beta1 of adamw")
@@ -92,13 +96,14 @@ class RunSettings:
     schedule: ScheduleName = _option(  # noqa: RUF009
         "cosine",
         str,
-        "of lr: half a cosine, a tenth at one half and three quarters, or none",
-        ("cosine", "step", "constant"),
+        "of lr: half a cosine, a line, a tenth at one half and three quarters, or none",
+        ("cosine", "linear", "step", "constant"),
     )
     warmup: float = _option(0.0, float, "epochs of linear warm-up")
-    lr_floor: float = _option(0.0, float, "end of the cosine, as a share of lr")
+    lr_floor: float = _option(0.0, float, "end of cosine and line, as a share of lr")
     label_smoothing: float = _option(0.0, float, "share of the target spread over all classes")
     ema: float | None = _option(None, float, "decay of averaged weights, which are evaluated too")
+    views: int = _option(1, int, "views of each test image at the end: 1, 2 (mirrored too), or 6")
     precision: Literal["fp32", "bf16", "fp16"] = _option(
         "fp32", str, "autocast; fp16 with a GradScaler", ("fp32", "bf16", "fp16")
     )
@@ -117,7 +122,7 @@ class RunSettings:
             value = getattr(self, what)
             if value is not None and value < least:
                 raise UserError(f"{what} must be >= {least}, got {value}")
-        for what in ("lr", "lr_scale", "clip", "eps"):
+        for what in ("lr", "lr_scale", "bias_lr", "clip", "eps"):
             value = getattr(self, what)
             if value is not None and not 0 < value < float("inf"):
                 raise UserError(f"{what} must be > 0 and finite, got {value}")
@@ -139,6 +144,8 @@ class RunSettings:
             choices, value = each.metadata.get("choices"), getattr(self, each.name)
             if choices and value is not None and value not in choices:
                 raise UserError(f"{each.name} must be one of {', '.join(choices)}, got {value!r}")
+        if self.views not in VIEWS:
+            raise UserError(f"views must be one of {', '.join(map(str, VIEWS))}, got {self.views}")
         if self.look is not None and self.order == "stream":
             raise UserError("whole-network measurements need batches in the order 'epoch'")
         self.data_settings()  # raises for wrong ones
@@ -180,7 +187,8 @@ class RunSettings:
         found = asdict(self)
         for name in ("arm", "seed", "lr_scale"):
             del found[name]
-        later = {"evaluate_every": 1, "observe_every": 10, "order": "epoch", "look": None}
+        later = {"evaluate_every": 1, "observe_every": 10, "order": "epoch", "look": None,
+                 "bias_lr": 1.0, "views": 1}  # fmt: skip
         for name, default in later.items():
             if found[name] == default:
                 del found[name]

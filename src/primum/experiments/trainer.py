@@ -18,9 +18,10 @@ from primum import StepReport
 from primum.experiments.augment import AUGMENTATIONS
 from primum.experiments.errors import UserError
 from primum.experiments.images import Batches, ImageData
-from primum.experiments.images.batches import Batch
+from primum.experiments.images.batches import Batch, first_images
 from primum.experiments.methods import autocast, cross_entropies, make_method
 from primum.experiments.models import build_model
+from primum.experiments.models.whitened import WhitenedCNN
 from primum.experiments.optimizers import make_optimizer, weight_average
 from primum.experiments.schedules import make_schedule
 from primum.experiments.settings import Matched, RunSettings
@@ -88,6 +89,8 @@ class Trainer:
         model = build_model(
             settings.model, data.classes, data.image_size, norm=settings.norm, seed=settings.seed
         )
+        if isinstance(model, WhitenedCNN):
+            model.whiten(first_images(data))
         self.model: nn.Module = model.to(self.device)
         # Before the arm is attached, which the copy would copy too.
         self.average = None if settings.ema is None else weight_average(self.model, settings.ema)

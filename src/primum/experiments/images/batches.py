@@ -19,11 +19,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from primum.experiments.augment import Augmentation
+from primum.experiments.augment.crops import mirror
 from primum.experiments.images.lazy import LazyImages
 from primum.experiments.images.load import ImageData, Split
 from primum.experiments.images.sources import DataError
 
-ORDER, AUGMENT = 1, 2  # purposes of the generators, which keep them apart
+ORDER, AUGMENT, MIRROR = 1, 2, 4  # purposes of the generators, which keep them apart; 3 is taken
 LOOK_UP = 0.5  # seconds between a worker's checks for its parent
 
 
@@ -135,6 +136,8 @@ class Batches:
             return Batch(self.split.images[ids], self.split.labels[ids], ids)  # made to be used so
         generator = _generator(self.seed, AUGMENT, epoch, step, self.rank)
         images = self.augmentation.on_bytes(self._pixels(ids, generator), generator)
+        if self.augmentation.alternate:
+            images = mirror(images, self._mirrored(ids, epoch))
         normalised = (images.float() - self._mean) / self._std
         return Batch(
             *self.augmentation.on_floats(
@@ -142,6 +145,12 @@ class Batches:
             ),
             ids,
         )
+
+    def _mirrored(self, ids: Tensor, epoch: int) -> Tensor:
+        """Which samples are mirrored: a random half in the first epoch, then the other. [B]."""
+        generator = _generator(self.seed, MIRROR)
+        first = torch.randint(2, (len(self.split),), generator=generator)
+        return ((first[ids] + epoch) % 2).bool()
 
     def _pixels(self, ids: Tensor, generator: torch.Generator) -> Tensor:
         """Stored images in one size; uint8 [B, 3, H, W]."""
@@ -152,6 +161,12 @@ class Batches:
         if self.augmentation.resized:
             return self.augmentation.crop(list(images[ids]), images.shape[-1], generator)
         return images[ids]
+
+
+def first_images(data: ImageData, count: int = 5000) -> Tensor:
+    """The first training images as a model sees them, without augmentation; [N, 3, H, W]."""
+    batches = Batches(data.train, data, batch_size=1)
+    return batches.make(torch.arange(min(count, len(data.train))), 0, 0).images
 
 
 class _Steps(Dataset[Batch]):
