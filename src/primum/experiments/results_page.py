@@ -16,9 +16,10 @@ from primum.experiments.files import write_text
 from primum.experiments.formatting import markdown_table, show, show_mean, with_p
 from primum.experiments.results_plots import results_plots
 from primum.experiments.settings import OPTIMIZERS
+from primum.experiments.spread import spread_table
 from primum.experiments.statistics import Difference, family, interval
 from primum.experiments.studies import STUDIES
-from primum.experiments.study_results import MAIN, Results, in_words, named
+from primum.experiments.study_results import MAIN, NAMES, Results, in_words, named
 from primum.experiments.tables import Group
 from primum.experiments.tutorial_page import MAKERS as TUTORIAL
 from primum.experiments.tutorial_page import tutorial_plots
@@ -219,6 +220,7 @@ MAKERS: dict[str, Callable[[Results], str]] = {
     "vit": lambda r: arms_table(r, "vit"),
     "resnet": lambda r: arms_table(r, "resnet"),
     "upgrad": lambda r: arms_table(r, "upgrad"),
+    "spread": lambda r: spread_table(r.every, NAMES),
     "verdicts": verdicts,
     "claims": claims,
     "commands": commands,

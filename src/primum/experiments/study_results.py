@@ -50,6 +50,12 @@ class Results:
         return group_runs(self.runs[study])
 
     @cached_property
+    def every(self) -> list[Group]:
+        """All settings of all studies but the tutorial's, whatever their learning rate."""
+        runs = [run for name, found in self.runs.items() if name != "tutorial" for run in found]
+        return group_runs(list({run.arm_settings["key"]: run for run in runs}.values()))
+
+    @cached_property
     def settings(self) -> list[Group]:
         """All settings at their default learning rate, each once, with all arms and seeds."""
         every = {
