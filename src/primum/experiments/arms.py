@@ -37,7 +37,7 @@ ARMS: dict[str, ArmInfo] = {
     "primum": ArmInfo("primum.attach", (*_SOLVED, "part")),
     "permuted": ArmInfo(
         "control: primum's weights, shuffled over the batch",
-        _SOLVED,
+        (*_SOLVED, "part"),
         "the same weights given to random samples",
     ),
     "normalised": ArmInfo(

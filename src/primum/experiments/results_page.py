@@ -6,16 +6,19 @@ hand.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from primum.experiments.budgets import Budgets
 from primum.experiments.files import write_text
 from primum.experiments.formatting import markdown_table, show, show_mean, with_p
 from primum.experiments.results_plots import results_plots
 from primum.experiments.settings import OPTIMIZERS
+from primum.experiments.speedrun import tuned
 from primum.experiments.spread import spread_table
 from primum.experiments.statistics import Difference, family, interval
 from primum.experiments.studies import STUDIES
@@ -172,6 +175,21 @@ def long(results: Results, study: str) -> str:
     return markdown_table(head, rows)
 
 
+def tuning(results: Results) -> str:
+    """Plain training of the speedrun's recipe: accuracy by budget, learning rate and decay."""
+    groups = sorted(
+        results.groups("speedrun-tuning"),
+        key=lambda g: (g.settings["epochs"], g.settings["lr"], g.settings["weight_decay"]),
+    )
+    rows = []
+    for group in groups:
+        own, best = group.settings, tuned(group.settings["epochs"])
+        used = math.isclose(own["lr"], best.rate) and math.isclose(own["weight_decay"], best.decay)
+        row = [str(own["epochs"]), f"{own['lr']:.3g}", f"{own['weight_decay']:.2g}"]
+        rows.append([*row, show(group.interval("base", "accuracy"), 2), "used" if used else ""])
+    return markdown_table(["epochs", "learning rate", "weight decay", "base, %", ""], rows)
+
+
 def verdicts(results: Results) -> str:
     """Each experiment of the paper in a line."""
     rows = [[outcome.title, outcome.verdict] for outcome in results.outcomes]
@@ -220,6 +238,9 @@ MAKERS: dict[str, Callable[[Results], str]] = {
     "vit": lambda r: arms_table(r, "vit"),
     "resnet": lambda r: arms_table(r, "resnet"),
     "upgrad": lambda r: arms_table(r, "upgrad"),
+    "parts": lambda r: arms_table(r, "parts"),
+    "speedrun": lambda r: Budgets(r.runs["speedrun"]).table(NAMES),
+    "speedrun-tuning": tuning,
     "spread": lambda r: spread_table(r.every, NAMES),
     "verdicts": verdicts,
     "claims": claims,
@@ -233,6 +254,8 @@ PLOTS = {
     "rates-sgd": "Test accuracy by learning rate, SGD",
     "rates-adamw": "Test accuracy by learning rate, AdamW",
     "long-sgd": "Test accuracy over 40 epochs, SGD",
+    "speedrun": "Points above base by the length of the schedule",
+    "parts": "Test accuracy with weights on the head's gradient, the backbone's, or both",
 }
 
 

@@ -18,7 +18,7 @@ from primum.experiments.settings import RunSettings
 
 BATCH, MOMENTUM = 512, 0.85
 TUNING_SEED = 100  # none of the seeds that are compared
-RATES = (5.75, 11.5, 23.0)
+RATES = (5.75, 11.5, 23.0, 46.0)
 DECAYS = (0.0075, 0.015, 0.03)
 # By epochs: learning rate and weight decay of plain training with the highest accuracy of
 # `tuning_runs`, on 20,000 images. Budgets between two of these take the shorter one's.

@@ -18,18 +18,20 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from primum.experiments import options
-from primum.experiments.arms import Arm
 from primum.experiments.cli import guarded
 from primum.experiments.commands import place_of
 from primum.experiments.plan import plan
 from primum.experiments.progress import Progress
 from primum.experiments.runs import TABLE, RunRecord, write_table
-from primum.experiments.settings import LookSettings, RunSettings
+from primum.experiments.settings import RunSettings
+from primum.experiments.speedrun import speedrun_runs, tuning_runs
 from primum.experiments.store import Store
 from primum.experiments.sweep import run_sweep
+from primum.experiments.tutorial_runs import tiny, tutorial_runs
 
 SMALL = "--train-size 5000 --test-size 5000 --evaluate-every 2"
 LARGE = "--train-size 10000 --test-size 5000 --evaluate-every 4"
@@ -41,6 +43,10 @@ CONTROLS = (
 SCHEDULES = (
     "base primum primum@radius=0.4 primum@radius=0.4,radius_schedule=grow-linear "
     "primum@radius=0.4,radius_schedule=fade-linear"
+)
+PARTS = (
+    "base primum@radius=0.4 primum@radius=0.4,part=head primum@radius=0.4,part=backbone "
+    "permuted@radius=0.4,part=backbone"
 )
 RATES = "--lr-scale 0.25 0.5 1 2 4"
 TINY = (
@@ -59,6 +65,7 @@ class Study:
         words: Options of `primum compare`.
         seeds: How many.
         own_runs: Makes the runs of a study that is not a `primum compare`.
+        smoke_runs: Makes a few of these on generated images.
     """
 
     name: str
@@ -66,6 +73,7 @@ class Study:
     words: str = ""
     seeds: int = 3
     own_runs: Callable[[], list[RunSettings]] | None = None
+    smoke_runs: Callable[[], list[RunSettings]] | None = None
 
     @property
     def command(self) -> str:
@@ -89,44 +97,19 @@ class Study:
         return [record for run in self.runs() if (record := store.find(run)) is not None]
 
 
-def tutorial_runs() -> list[RunSettings]:
-    """Plain training with whole-network measurements, and training with two kinds of weights."""
-    measured = {32: 4, 128: 2, 512: 1}  # batches per measurement
-    factors = (1 / 16, 1 / 4, 1.0, 4.0)
-
-    def run(
-        arm: str, model: str, optimizer: str, batch: int, seed: int, epochs: int = 5
-    ) -> RunSettings:
-        every = 10_000 // batch
-        look = LookSettings(every, measured.get(batch, 1), lr_factors=factors)
-        settings = RunSettings(
-            model=model,
-            train_size=10_000,
-            test_size=5_000,
-            optimizer=optimizer,  # type: ignore[arg-type]
-            schedule="constant",
-            batch_size=batch,
-            seed=seed,
-            arm=Arm(arm),
-        )
-        if arm != "base":
-            return replace(settings, epochs=epochs)
-        return replace(settings, steps=epochs * every, observe_every=1, look=look)
-
-    runs = []
-    for seed in range(3):
-        for optimizer in ("sgd", "adamw"):
-            batches = (128, 512, 32) if seed < 2 else (128,)
-            runs += [run("base", "cnn-small", optimizer, batch, seed) for batch in batches]
-    runs.append(run("base", "vit-micro", "adamw", 128, 0))
-    for seed in range(3):
-        for optimizer in ("sgd", "adamw"):
-            runs += [run(arm, "cnn-small", optimizer, 128, seed) for arm in ("primum", "network")]
-    runs.append(run("base", "resnet20", "sgd", 128, 0, epochs=2))
-    return runs
-
-
 _ALL = (
+    Study(
+        "speedrun-tuning",
+        "Which learning rate and weight decay suit plain training best, at each budget?",
+        own_runs=tuning_runs,
+        smoke_runs=partial(tuning_runs, "smoke"),
+    ),
+    Study(
+        "speedrun",
+        "A strong recipe: what is gained at which budget?",
+        own_runs=speedrun_runs,
+        smoke_runs=partial(speedrun_runs, "smoke"),
+    ),
     Study(
         "controls-sgd",
         "Is it better than plain training, and is it more than a larger step, more time or "
@@ -204,24 +187,28 @@ _ALL = (
         f"{SMALL} --batch-size 32 --optimizer sgd adamw --arms base primum upgrad "
         "upgrad@upgrad_scale=mean-1",
     ),
-    Study("tutorial", "What does a step do to its samples?", own_runs=tutorial_runs),
+    Study(
+        "parts",
+        "Where do the weights work: on the gradient of the head, of the backbone, or of both?",
+        f"{SMALL} --optimizer sgd --arms {PARTS}",
+    ),
+    Study(
+        "tutorial",
+        "What does a step do to its samples?",
+        own_runs=tutorial_runs,
+        smoke_runs=lambda: [tiny(run) for run in tutorial_runs()[14:19]],
+    ),
 )
 STUDIES: dict[str, Study] = {study.name: study for study in _ALL}
 
 
 def smoke(study: Study) -> Study:
     """The same arms on a few generated images."""
-    if study.own_runs is not None:
-        return replace(study, own_runs=lambda: [_tiny(run) for run in tutorial_runs()[14:19]])
+    if study.smoke_runs is not None:
+        return replace(study, own_runs=study.smoke_runs)
     arms = study.words.split("--arms")[1]
     model = "--model vit-micro " if "vit-micro" in study.words else ""
     return replace(study, words=f"{model}{TINY} --arms {arms}", seeds=1)
-
-
-def _tiny(run: RunSettings) -> RunSettings:
-    look = None if run.look is None else replace(run.look, every=2, batches=1)
-    return replace(run, data="generated", image_size=8, train_size=32, test_size=16, batch_size=8,
-                   epochs=1, steps=None if look is None else 2, look=look)  # fmt: skip
 
 
 def pack(folder: Path) -> None:

@@ -15,12 +15,14 @@ from primum.experiments.judge import Outcome
 from primum.experiments.reproduce import EXPERIMENTS
 from primum.experiments.schedules import scaled_lr
 from primum.experiments.settings import OPTIMIZERS, RATES
+from primum.experiments.speedrun import FALLING, FIRST_HALF
 from primum.experiments.statistics import Difference, family
 from primum.experiments.store import Store
 from primum.experiments.studies import STUDIES
 from primum.experiments.tables import Group, group_runs
 
 DATA = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
+WHOLE = 50_000  # training images of CIFAR-10 and CIFAR-100
 MAIN = ("primum", "primum@radius=0.4", "paper")
 NAMES = {  # on the page; others keep theirs
     "primum@radius=0.1": "primum, radius 0.1",
@@ -29,6 +31,12 @@ NAMES = {  # on the page; others keep theirs
     "primum@radius=0.4,radius_schedule=grow-linear": "radius 0 to 0.4",
     "primum@radius=0.4,radius_schedule=fade-linear": "radius 0.4 to 0",
     "upgrad@upgrad_scale=mean-1": "upgrad, mean 1",
+    "primum@radius=0.05": "primum, radius 0.05",
+    FALLING: "radius 0.4 to 0.1",
+    FIRST_HALF: "radius 0.4, first half only",
+    "primum@radius=0.4,part=head": "radius 0.4, head alone",
+    "primum@radius=0.4,part=backbone": "radius 0.4, backbone alone",
+    "permuted@radius=0.4,part=backbone": "the same, shuffled over the batch",
 }
 
 
@@ -115,7 +123,7 @@ def in_words(settings: dict[str, Any]) -> str:
         DATA[settings["data"]],
         OPTIMIZERS[settings["optimizer"]],
         f"B {settings['batch_size']}",
-        f"{settings['train_size'] // 1000}k images",
+        f"{(settings['train_size'] or WHOLE) // 1000}k images",
         f"{settings['epochs']} epochs",
     ]
     usual = scaled_lr(RATES[settings["optimizer"]], settings["batch_size"])
