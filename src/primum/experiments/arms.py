@@ -64,6 +64,16 @@ ARMS: dict[str, ArmInfo] = {
     "upgrad": ArmInfo(
         "TorchJD's UPGrad weights on the same Gram matrix", ("upgrad_scale",), "UPGrad"
     ),
+    "upgrad-network": ArmInfo(
+        "UPGrad weights on the whole network's Gram matrix, by TorchJD's autogram; slow",
+        ("upgrad_scale",),
+        "UPGrad on the whole network",
+    ),
+    "mgda": ArmInfo(
+        "shortest convex combination of the gradients of several groups of the batch (MGDA)",
+        ("groups",),
+        "MGDA on groups of the batch",
+    ),
     "network": ArmInfo(
         "weights of the whole network's problem, from all per-sample gradients; slow",
         ("radius",),
@@ -119,6 +129,7 @@ class Arm:
         "upgrad: weights as published, or divided by their mean (published)",
         ("published", "mean-1"),
     )
+    groups: int = _setting(8, int, "mgda: groups that a batch is cut into (8)")
     blocks: int = _setting(1, int, "explicit: how many of the last blocks (1)")
 
     def __post_init__(self) -> None:
@@ -129,7 +140,7 @@ class Arm:
         if extra:
             has = ", ".join(accepted) or "no settings"
             raise UserError(f"arm {self.name} does not accept {', '.join(extra)}; it has {has}")
-        bounds = {"radius": 0, "max_iters": 1, "focal_gamma": 0, "blocks": 0}
+        bounds = {"radius": 0, "max_iters": 1, "focal_gamma": 0, "groups": 2, "blocks": 0}
         for what, least in bounds.items():
             value = getattr(self, what)
             if not least <= value < float("inf"):

@@ -124,27 +124,32 @@ class Part(Method):
     """The weights on the gradient of the head alone, or of everything below it alone."""
 
     def backward(self, batch: Batch, step: int, steps: int, *, observed: bool) -> Tensor:
-        """Both gradients, by two backward passes; each parameter keeps the one of its part.
+        """Weighted gradients of one part, plain ones of the other, by two backward passes.
 
-        The plain pass comes last: after it, the reducer does not measure what the loop did to the
-        head's gradient, which is not the one that it handed on.
+        The pass that ends at the head is cheap. The plain one comes last: if it is the head's, the
+        reducer does not take its gradient for the one that it handed on.
         """
         assert self.reducer is not None
         assert self.reducer.head is not None
         if self.scaler is not None:
             raise UserError("part does not work with fp16; choose --precision bf16 or fp32")
-        own = set(self.reducer.head.parameters())
         with autocast(self.settings):
             losses = self.losses(self.model(batch.images), batch.targets)
         self.set_recipe(losses, step, steps)
         loss = losses.mean()
-        params = [param for param in self.model.parameters() if param.requires_grad]
-        weighted = torch.autograd.grad(loss, params, retain_graph=True)
+        head = [param for param in self.reducer.head.parameters() if param.requires_grad]
+        every = [param for param in self.model.parameters() if param.requires_grad]
+        # The hook weighs gradients of the head alone: it has to be among them.
+        weighted, plain = (head, every) if self.arm.part == "head" else (every, head)
+        first = torch.autograd.grad(loss, weighted, retain_graph=True)
         with self.reducer.paused():
-            loss.backward()  # type: ignore[no-untyped-call]
-        for param, gradient in zip(params, weighted, strict=True):
-            if (param in own) == (self.arm.part == "head"):
-                param.grad = gradient
+            last = torch.autograd.grad(loss, plain)
+        gradients = dict(zip(weighted, first, strict=True))
+        for param, gradient in zip(plain, last, strict=True):
+            if param not in gradients or self.arm.part == "backbone":
+                gradients[param] = gradient
+        for param, gradient in gradients.items():
+            param.grad = gradient
         return loss.detach()
 
 
@@ -216,8 +221,11 @@ def make_method(
     Raises:
         UserError: The model cannot be used; the message names it.
     """
-    kind = {"network": WholeNetwork, "explicit": Explicit}.get(settings.arm.name, Method)
-    kind = Part if settings.arm.part != "both" else kind
+    from primum.experiments.rivals import GroupMinNorm, UpGradNetwork  # these build on this file
+
+    kinds = {"network": WholeNetwork, "explicit": Explicit, "upgrad-network": UpGradNetwork,
+             "mgda": GroupMinNorm}  # fmt: skip
+    kind = Part if settings.arm.part != "both" else kinds.get(settings.arm.name, Method)
     try:
         return kind(settings, model, optimizer, scaler)
     except UserError:

@@ -133,7 +133,12 @@ def radius(results: Results) -> str:
 def rates(results: Results, study: str) -> str:
     """Accuracy by learning rate, and best against best; a best at the edge is marked."""
     groups = sorted(results.groups(study), key=lambda group: group.settings["lr"])
-    arms = ["base", *(arm for arm in MAIN if any(arm in group.arms for group in groups))]
+    chosen = (
+        MAIN
+        if study.startswith("rates")
+        else list(dict.fromkeys(a for g in groups for a in g.arms))
+    )
+    arms = ["base", *(a for a in chosen if a != "base" and any(a in g.arms for g in groups))]
     means = {arm: [group.interval(arm, "accuracy") for group in groups] for arm in arms}
     rows = [
         [f"{group.settings['lr']:g}", *(show(means[arm][place], 1) for arm in arms)]
@@ -238,6 +243,7 @@ MAKERS: dict[str, Callable[[Results], str]] = {
     "vit": lambda r: arms_table(r, "vit"),
     "resnet": lambda r: arms_table(r, "resnet"),
     "upgrad": lambda r: arms_table(r, "upgrad"),
+    "rivals": lambda r: rates(r, "rivals"),
     "parts": lambda r: arms_table(r, "parts"),
     "speedrun": lambda r: Budgets(r.runs["speedrun"]).table(NAMES),
     "speedrun-tuning": tuning,

@@ -48,6 +48,9 @@ PARTS = (
     "base primum@radius=0.4 primum@radius=0.4,part=head primum@radius=0.4,part=backbone "
     "permuted@radius=0.4,part=backbone"
 )
+RIVALS = (
+    "base primum primum@radius=0.4 upgrad upgrad-network upgrad-network@upgrad_scale=mean-1 mgda"
+)
 RATES = "--lr-scale 0.25 0.5 1 2 4"
 TINY = (
     "--data generated --image-size 8 --classes 4 --train-size 64 --test-size 12 --epochs 1 "
@@ -191,6 +194,11 @@ _ALL = (
         "parts",
         "Where do the weights work: on the gradient of the head, of the backbone, or of both?",
         f"{SMALL} --optimizer sgd --arms {PARTS}",
+    ),
+    Study(
+        "rivals",
+        "Best against best: UPGrad on the whole network, and MGDA on groups, in batches of 32",
+        f"{SMALL} --batch-size 32 --optimizer sgd --lr-scale 0.25 0.5 1 2 4 --arms {RIVALS}",
     ),
     Study(
         "tutorial",

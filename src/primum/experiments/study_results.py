@@ -31,6 +31,8 @@ NAMES = {  # on the page; others keep theirs
     "primum@radius=0.4,radius_schedule=grow-linear": "radius 0 to 0.4",
     "primum@radius=0.4,radius_schedule=fade-linear": "radius 0.4 to 0",
     "upgrad@upgrad_scale=mean-1": "upgrad, mean 1",
+    "upgrad-network": "upgrad, whole network",
+    "upgrad-network@upgrad_scale=mean-1": "upgrad, whole network, mean 1",
     "primum@radius=0.05": "primum, radius 0.05",
     FALLING: "radius 0.4 to 0.1",
     FIRST_HALF: "radius 0.4, first half only",
@@ -70,7 +72,7 @@ class Results:
             run.arm_settings["key"]: run
             for name, runs in self.runs.items()
             for run in runs
-            if not name.startswith("rates") and name != "tutorial"
+            if not name.startswith(("rates", "rivals")) and name != "tutorial"
         }
         return group_runs(list(every.values()))
 
