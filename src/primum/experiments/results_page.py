@@ -133,12 +133,8 @@ def radius(results: Results) -> str:
 def rates(results: Results, study: str) -> str:
     """Accuracy by learning rate, and best against best; a best at the edge is marked."""
     groups = sorted(results.groups(study), key=lambda group: group.settings["lr"])
-    chosen = (
-        MAIN
-        if study.startswith("rates")
-        else list(dict.fromkeys(a for g in groups for a in g.arms))
-    )
-    arms = ["base", *(a for a in chosen if a != "base" and any(a in g.arms for g in groups))]
+    known = dict.fromkeys((*MAIN, *(arm for group in groups for arm in group.arms)))
+    arms = ["base", *(a for a in known if a != "base" and any(a in g.arms for g in groups))]
     means = {arm: [group.interval(arm, "accuracy") for group in groups] for arm in arms}
     rows = [
         [f"{group.settings['lr']:g}", *(show(means[arm][place], 1) for arm in arms)]
