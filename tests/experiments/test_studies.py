@@ -24,6 +24,9 @@ PAGE = (DOCS / "results.md").read_text(encoding="utf-8")
 CLAIMS = (DOCS / "claims.md").read_text(encoding="utf-8")
 
 
+NOT_RUN = {"rivals"}
+
+
 @pytest.fixture(scope="module")
 def results() -> Results:
     return Results(RESULTS)
@@ -57,8 +60,10 @@ def test_every_committed_run_belongs_to_a_study() -> None:
     assert stored.keys() <= planned
     assert len(stored) == 533 + 28
     assert sorted(path.name for path in RESULTS.glob("*")) == sorted(
-        ["reproduce", *(f"{name}.jsonl.gz" for name in STUDIES)]
+        ["reproduce", *(f"{name}.jsonl.gz" for name in STUDIES if name not in NOT_RUN)]
     )
+    for name in NOT_RUN:
+        assert f"<!-- table {name} -->\n\nNot run yet.\n" in PAGE
 
 
 def test_runs_are_finished_and_say_how_they_were_made() -> None:

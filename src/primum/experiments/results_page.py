@@ -16,6 +16,7 @@ from typing import Any
 from primum.experiments.budgets import Budgets
 from primum.experiments.files import write_text
 from primum.experiments.formatting import markdown_table, show, show_mean, with_p
+from primum.experiments.parts_page import parts_table
 from primum.experiments.results_plots import results_plots
 from primum.experiments.settings import OPTIMIZERS
 from primum.experiments.speedrun import tuned
@@ -240,7 +241,7 @@ MAKERS: dict[str, Callable[[Results], str]] = {
     "resnet": lambda r: arms_table(r, "resnet"),
     "upgrad": lambda r: arms_table(r, "upgrad"),
     "rivals": lambda r: rates(r, "rivals"),
-    "parts": lambda r: arms_table(r, "parts"),
+    "parts": lambda r: parts_table(r.groups("parts")[0], NAMES),
     "speedrun": lambda r: Budgets(r.runs["speedrun"]).table(NAMES),
     "speedrun-tuning": tuning,
     "spread": lambda r: spread_table(r.every, NAMES),

@@ -8,6 +8,7 @@ from matplotlib.lines import Line2D
 
 from primum.diagnostics.figures.style import canvas, looks, styled
 from primum.experiments.budgets import Budgets
+from primum.experiments.parts_page import parts_plot
 from primum.experiments.plots import curves
 from primum.experiments.settings import OPTIMIZERS
 from primum.experiments.study_results import NAMES, Results, named
@@ -23,9 +24,7 @@ def results_plots(results: Results) -> dict[str, Figure]:
         drawn["results-speedrun"] = Budgets(results.runs["speedrun"]).plot(NAMES)
     if results.runs.get("parts"):
         (group,) = results.groups("parts")
-        drawn["results-parts"] = curves(
-            {named(a): runs for a, runs in group.arms.items()}, "test_accuracy", title="SGD"
-        )
+        drawn["results-parts"] = parts_plot(group, NAMES)
     for optimizer, title in OPTIMIZERS.items():
         if results.runs.get(f"rates-{optimizer}"):
             drawn[f"results-rates-{optimizer}"] = rates(results.groups(f"rates-{optimizer}"), title)

@@ -44,10 +44,7 @@ SCHEDULES = (
     "base primum primum@radius=0.4 primum@radius=0.4,radius_schedule=grow-linear "
     "primum@radius=0.4,radius_schedule=fade-linear"
 )
-PARTS = (
-    "base primum@radius=0.4 primum@radius=0.4,part=head primum@radius=0.4,part=backbone "
-    "permuted@radius=0.4,part=backbone"
-)
+PARTS = "base primum@radius=0.4 primum@radius=0.4,part=head primum@radius=0.4,part=backbone"
 RIVALS = (
     "base primum primum@radius=0.4 upgrad upgrad-network upgrad-network@upgrad_scale=mean-1 mgda"
 )

@@ -38,7 +38,6 @@ NAMES = {  # on the page; others keep theirs
     FIRST_HALF: "radius 0.4, first half only",
     "primum@radius=0.4,part=head": "radius 0.4, head alone",
     "primum@radius=0.4,part=backbone": "radius 0.4, backbone alone",
-    "permuted@radius=0.4,part=backbone": "the same, shuffled over the batch",
 }
 
 
