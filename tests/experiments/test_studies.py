@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from primum.experiments import studies
+from primum.experiments.job import Place, train_run
 from primum.experiments.results_page import MAKERS, make_pages
 from primum.experiments.runs import read_runs
+from primum.experiments.settings import Matched
 from primum.experiments.store import Store
 from primum.experiments.studies import STUDIES, main, smoke
 from primum.experiments.study_results import Results
@@ -52,6 +54,21 @@ def test_studies_run_are_packed_and_continue(
     assert [(r.arm, r.curves["test_loss"]) for r in read_runs([tmp_path])] == [
         (r.arm, r.curves["test_loss"]) for r in runs
     ]
+
+
+def test_finished_runs_of_an_unfinished_study_are_packed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = smoke(STUDIES["speedrun-tuning"])
+    monkeypatch.setattr(studies, "STUDIES", {study.name: study})
+    store = Store(tmp_path)
+    store.prepare()
+    run = study.runs()[0]
+    done = train_run(run, Matched(), Place(store))
+    assert main(["--out", str(tmp_path), "--pack"]) == 0
+    assert not list((tmp_path / "runs").iterdir())
+    assert [each.arm_settings["key"] for each in read_runs([tmp_path])] == [run.key]
+    assert Store(tmp_path).find(run) == done
 
 
 def test_every_committed_run_belongs_to_a_study() -> None:

@@ -22,7 +22,7 @@ RATES = (5.75, 11.5, 23.0, 46.0)
 DECAYS = (0.0075, 0.015, 0.03)
 # By epochs: learning rate and weight decay of plain training with the highest accuracy of
 # `tuning_runs`, on 20,000 images. Budgets between two of these take the shorter one's.
-TUNED: dict[int, tuple[float, float]] = {2: (11.5, 0.015), 4: (11.5, 0.015), 8: (11.5, 0.015)}
+TUNED: dict[int, tuple[float, float]] = {2: (23.0, 0.015), 4: (23.0, 0.015), 8: (23.0, 0.015)}
 MAIN = ("base", "primum@radius=0.1", "primum", "primum@radius=0.4")
 FALLING = "primum@radius=0.4,radius_schedule=fade-linear,radius_low=0.1"
 FIRST_HALF = "primum@radius=0.4,until=0.5"

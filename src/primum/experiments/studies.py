@@ -3,6 +3,7 @@
     python -m primum.experiments.studies --data-dir DIR --workers 2     # all, several hours
     python -m primum.experiments.studies --data-dir DIR --only noise long-sgd
     python -m primum.experiments.studies --list
+    python -m primum.experiments.studies --pack                         # runs into tables
     python -m primum.experiments.studies --smoke                        # generated images, seconds
     python -m primum.experiments.studies --pages [--check]              # tables and plots
 
@@ -238,6 +239,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=options.at_least(1), metavar="N", help="at most N")
     parser.add_argument("--list", action="store_true", help="studies, finished runs, commands")
     parser.add_argument("--smoke", action="store_true", help="generated images, nothing is kept")
+    parser.add_argument("--pack", action="store_true", help="train nothing, move finished runs "
+                        "from OUT/runs into the tables")  # fmt: skip
     parser.add_argument("--pages", action="store_true", help="make tables and plots of the docs")
     parser.add_argument("--check", action="store_true", help="with --pages: write nothing, exit "
                         "with 1 if a page would change")  # fmt: skip
@@ -265,7 +268,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 for study in chosen:
                     run_study(smoke(study), arguments)
             return 0
-        for study in chosen:
+        for study in chosen if not arguments.pack else ():
             run_study(study, arguments)
         pack(arguments.out)
         return 0
