@@ -26,9 +26,6 @@ PAGE = (DOCS / "results.md").read_text(encoding="utf-8")
 CLAIMS = (DOCS / "claims.md").read_text(encoding="utf-8")
 
 
-NOT_RUN = {"rivals"}
-
-
 @pytest.fixture(scope="module")
 def results() -> Results:
     return Results(RESULTS)
@@ -75,12 +72,12 @@ def test_every_committed_run_belongs_to_a_study() -> None:
     planned = {run.key for study in STUDIES.values() for run in study.runs()}
     stored = Store(RESULTS).tables
     assert stored.keys() <= planned
-    assert len(stored) == 533 + 28
-    assert sorted(path.name for path in RESULTS.glob("*")) == sorted(
-        ["reproduce", *(f"{name}.jsonl.gz" for name in STUDIES if name not in NOT_RUN)]
-    )
-    for name in NOT_RUN:
-        assert f"<!-- table {name} -->\n\nNot run yet.\n" in PAGE
+    assert len(stored) >= 533 + 28  # none of the first ones is lost
+    found = {path.name for path in RESULTS.glob("*")}
+    assert found <= {"reproduce", *(f"{name}.jsonl.gz" for name in STUDIES)}
+    for name in STUDIES:
+        waiting = f"<!-- table {name} -->\n\nNot run yet.\n" in PAGE
+        assert waiting == (f"{name}.jsonl.gz" not in found), name
 
 
 def test_runs_are_finished_and_say_how_they_were_made() -> None:
