@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from primum.diagnostics.figures.style import canvas, looks, styled
 from primum.experiments.formatting import markdown_table, show, show_mean, with_p
 from primum.experiments.runs import RunRecord
+from primum.experiments.speedrun import tuned
 from primum.experiments.statistics import Difference, Interval, family, interval
 from primum.experiments.tables import Group, group_runs
 
@@ -126,3 +127,16 @@ def crossing(curve: Mapping[int, float], target: float) -> float | None:
             share = (target - before) / (after - before)
             return math.exp(math.log(low) + share * math.log(high / low))
     return None
+
+
+def tuning_table(groups: Sequence[Group]) -> str:
+    """Plain training of the recipe by budget, learning rate and decay; what is used is marked."""
+    names = ("epochs", "lr", "weight_decay")
+    rows = []
+    for group in sorted(groups, key=lambda group: [group.settings[name] for name in names]):
+        epochs, lr, decay = (group.settings[name] for name in names)
+        best = tuned(epochs)
+        used = math.isclose(lr, best.rate) and math.isclose(decay, best.decay)
+        accuracy = show(group.interval("base", "accuracy"), 2)
+        rows.append([str(epochs), f"{lr:.3g}", f"{decay:.2g}", accuracy, "used" if used else ""])
+    return markdown_table(["epochs", "learning rate", "weight decay", "base, %", ""], rows)

@@ -6,20 +6,18 @@ hand.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from primum.experiments.budgets import Budgets
+from primum.experiments.budgets import Budgets, tuning_table
 from primum.experiments.files import write_text
 from primum.experiments.formatting import markdown_table, show, show_mean, with_p
 from primum.experiments.parts_page import parts_table
 from primum.experiments.results_plots import results_plots
 from primum.experiments.settings import OPTIMIZERS
-from primum.experiments.speedrun import tuned
 from primum.experiments.spread import spread_table
 from primum.experiments.statistics import Difference, family, interval
 from primum.experiments.studies import STUDIES
@@ -30,6 +28,7 @@ from primum.experiments.tutorial_page import tutorial_plots
 
 RADII = {"base": "0", "primum@radius=0.1": "0.1", "primum": "0.2", "primum@radius=0.4": "0.4",
          "primum@radius=0.8": "0.8"}  # fmt: skip
+NOT_RUN = "Not run yet."
 MARK = re.compile(r"(<!-- table ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -157,6 +156,12 @@ def rates(results: Results, study: str) -> str:
     return markdown_table(["learning rate", *map(named, arms)], rows)
 
 
+def rivals(results: Results) -> str:
+    """Best against best, once the rivals themselves have runs; base's are those of `upgrad`."""
+    there = any(run.arm == "mgda" for run in results.runs["rivals"])
+    return rates(results, "rivals") if there else NOT_RUN
+
+
 def long(results: Results, study: str) -> str:
     """A long schedule: last epoch, training and test loss, and accuracy on the way."""
     (group,) = results.groups(study)
@@ -175,21 +180,6 @@ def long(results: Results, study: str) -> str:
     head = ["arm", "seeds", "accuracy, %", "- base (Holm p)", "could see", "steps to",
             "train loss, last 5 epochs", "test loss", "epoch 5", "10", "20", "40"]  # fmt: skip
     return markdown_table(head, rows)
-
-
-def tuning(results: Results) -> str:
-    """Plain training of the speedrun's recipe: accuracy by budget, learning rate and decay."""
-    groups = sorted(
-        results.groups("speedrun-tuning"),
-        key=lambda g: (g.settings["epochs"], g.settings["lr"], g.settings["weight_decay"]),
-    )
-    rows = []
-    for group in groups:
-        own, best = group.settings, tuned(group.settings["epochs"])
-        used = math.isclose(own["lr"], best.rate) and math.isclose(own["weight_decay"], best.decay)
-        row = [str(own["epochs"]), f"{own['lr']:.3g}", f"{own['weight_decay']:.2g}"]
-        rows.append([*row, show(group.interval("base", "accuracy"), 2), "used" if used else ""])
-    return markdown_table(["epochs", "learning rate", "weight decay", "base, %", ""], rows)
 
 
 def verdicts(results: Results) -> str:
@@ -240,10 +230,10 @@ MAKERS: dict[str, Callable[[Results], str]] = {
     "vit": lambda r: arms_table(r, "vit"),
     "resnet": lambda r: arms_table(r, "resnet"),
     "upgrad": lambda r: arms_table(r, "upgrad"),
-    "rivals": lambda r: rates(r, "rivals"),
+    "rivals": rivals,
     "parts": lambda r: parts_table(r.groups("parts")[0], NAMES),
     "speedrun": lambda r: Budgets(r.runs["speedrun"]).table(NAMES),
-    "speedrun-tuning": tuning,
+    "speedrun-tuning": lambda r: tuning_table(r.groups("speedrun-tuning")),
     "spread": lambda r: spread_table(r.every, NAMES),
     "verdicts": verdicts,
     "claims": claims,
@@ -268,7 +258,7 @@ def filled(text: str, results: Results) -> str:
     def fill(match: re.Match[str]) -> str:
         name = match[2]
         there = name not in STUDIES or results.runs[name]
-        made = (MAKERS | TUTORIAL)[name](results) if there else "Not run yet."
+        made = (MAKERS | TUTORIAL)[name](results) if there else NOT_RUN
         if there and name in PLOTS:
             made += f"\n\n![{PLOTS[name]}](images/results-{name}.png)"
         return f"{match[1]}\n{made}\n\n{match[3]}"
