@@ -61,7 +61,7 @@ def measure(settings: RunSettings, data: Any) -> dict[str, float]:
     with own_random_numbers(settings.seed, torch.device("cpu")):
         trainer = Trainer(settings, data, [Interference()])
         rows, losses = [], []
-        images = next(iter(trainer.test_batches(100))).images
+        images = next(iter(trainer.test_batches(100))).inputs
         while not trainer.finished:
             before = _parts(trainer, images)
             trainer.step()

@@ -38,6 +38,22 @@ TINY_WORDS = [
     *("--data", "generated", "--image-size", "8", "--classes", "4", "--train-size", "32"),
     *("--test-size", "12", "--batch-size", "8", "--epochs", "2", "--augment", "none"),
 ]
+TEXT = RunSettings(
+    task="language",
+    model="gpt-nano",
+    data="python-docs",
+    train_size=400,
+    test_size=60,
+    length=8,
+    batch_size=4,
+    steps=6,
+    evaluate_steps=3,
+    optimizer="adamw",
+)
+TEXT_WORDS = [
+    *("--task", "language", "--train-size", "400", "--test-size", "60", "--length", "8"),
+    *("--batch-size", "4", "--steps", "6", "--evaluate-steps", "3", "--warmup-steps", "1"),
+]
 WEIGHTS = ["plain", "head", "paper", "network", "permuted", "uniform"]
 MakeRuns = Callable[..., list[RunRecord]]
 
@@ -50,6 +66,10 @@ def one_thread() -> None:
 
 def tiny(arm: str = "base", seed: int = 0, **changes: Any) -> RunSettings:
     return replace(TINY, arm=Arm.parse(arm), seed=seed, **changes)
+
+
+def text(arm: str = "base", seed: int = 0, **changes: Any) -> RunSettings:
+    return replace(TEXT, arm=Arm.parse(arm, task="language"), seed=seed, **changes)
 
 
 @pytest.fixture
@@ -114,6 +134,19 @@ def make_runs() -> MakeRuns:
                 for seed in range(seeds)]  # fmt: skip
 
     return make
+
+
+def as_language(runs: list[RunRecord]) -> list[RunRecord]:
+    """The same runs as those of language models: no accuracy, a lower loss is better."""
+    return [
+        replace(
+            run,
+            settings={"task": "language"},
+            final={"test_loss": run.final["test_loss"]},
+            curves={k: v for k, v in run.curves.items() if k != "test_accuracy"},
+        )
+        for run in runs
+    ]
 
 
 @pytest.fixture

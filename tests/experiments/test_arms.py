@@ -72,3 +72,19 @@ def test_later_settings_are_named_only_where_they_are_used() -> None:
     assert changed.settings()["until"] == 0.5
     assert changed.settings()["part"] == "head"
     assert "radius_low" not in changed.settings()
+
+
+def test_the_task_decides_defaults_and_labels() -> None:
+    arm = Arm.parse("primum", task="language")
+    assert (arm.radius, arm.per, arm.label) == (0.1, "token", "primum")
+    assert Arm.parse("primum@radius=0.1").label == "primum@radius=0.1"
+    matched = Arm.parse("time-matched@per=sample", task="language")
+    assert matched.needs == (
+        Arm("base", task="language"),
+        Arm("primum", per="sample", task="language"),
+    )
+    assert set(arm.settings()) == {
+        *("radius", "max_extra_weight", "max_iters", "radius_schedule", "per")
+    }
+    with pytest.raises(UserError, match="part=head is for images; leave it out for language"):
+        Arm.parse("primum@part=head", task="language")

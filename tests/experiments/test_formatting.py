@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from experiments.conftest import MakeRuns, record
+from experiments.conftest import MakeRuns, as_language, record
 from primum.experiments.formatting import (
     arm_rows,
     markdown_table,
@@ -37,6 +37,14 @@ def test_rows_have_only_columns_with_numbers(make_runs: MakeRuns) -> None:
                     "Holm p", "harmed %", "taken %", "extra w"]  # fmt: skip
     assert base[:5] == ["base", "80.10 ± 0.25", "–", "–", "–"]
     assert primum[1:4] == ["82.10 ± 0.25", "+2.00 ± 0.23", "<0.001"]
+
+
+def test_rows_of_language_models_have_no_accuracy(make_runs: MakeRuns) -> None:
+    (group,) = group_runs(as_language(make_runs({"base": 0.0, "primum": 0.02})))
+    head, base, primum = arm_rows(group)
+    assert head[:5] == ["", "loss, nats", "vs base", "Holm p", "could see"]
+    assert base[1] == "1.201 ± 0.002"
+    assert primum[2:5] == ["-0.002 ± 0.002", "0.070", "0.004"]
 
 
 def test_the_page_says_the_rule_and_the_command() -> None:

@@ -20,9 +20,9 @@ from experiments.conftest import tiny
 from primum import diagnostics
 from primum.diagnostics import InterferenceMeter
 from primum.experiments.checkpoints import load_checkpoint
+from primum.experiments.epochs import Batch
 from primum.experiments.errors import UserError
 from primum.experiments.images import Batches, load_data
-from primum.experiments.images.batches import Batch
 from primum.experiments.looks import Looks, look, most_protected, png
 from primum.experiments.models import build_model
 from primum.experiments.settings import LookSettings, RunSettings
@@ -42,7 +42,7 @@ def scene() -> Scene:
     model = build_model("cnn-small", 4, 8, seed=0).train()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     first, batch, *_ = Batches(DATA.train, DATA, batch_size=8).epoch(0)
-    F.cross_entropy(model(first.images), first.targets).backward()
+    F.cross_entropy(model(first.inputs), first.targets).backward()
     optimizer.step()
     unseen = next(Batches(DATA.test, DATA, batch_size=20, shuffle=False).epoch(0))
     return model, optimizer, batch, unseen
@@ -55,7 +55,7 @@ def looked(scene: Scene) -> dict[str, Any]:
 def test_agrees_with_the_diagnostics_and_goes_into_json(scene: Scene) -> None:
     model, optimizer, batch, _ = scene
     found = json.loads(json.dumps(looked(scene)))
-    probe = diagnostics.Probe(model, optimizer, nn.CrossEntropyLoss(), batch.images, batch.targets)
+    probe = diagnostics.Probe(model, optimizer, nn.CrossEntropyLoss(), batch.inputs, batch.targets)
     comparison = diagnostics.compare(probe)
     depth = diagnostics.by_depth(comparison.interference)
     assert found["layers"] == list(depth.layers)
@@ -76,11 +76,11 @@ def test_mean_changes_are_those_of_a_real_step(scene: Scene) -> None:
 
     def losses() -> list[float]:
         with torch.no_grad():
-            return [float(F.cross_entropy(twin(b.images), b.targets)) for b in (batch, unseen)]
+            return [float(F.cross_entropy(twin(b.inputs), b.targets)) for b in (batch, unseen)]
 
     before = losses()
     step.zero_grad()
-    F.cross_entropy(twin(batch.images), batch.targets).backward()
+    F.cross_entropy(twin(batch.inputs), batch.targets).backward()
     step.step()
     changes = [after - first for after, first in zip(losses(), before, strict=True)]
     plain = table["weights"].index("plain")

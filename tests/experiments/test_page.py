@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from experiments.conftest import MakeRuns
+from experiments.conftest import MakeRuns, as_language
 from experiments.reader import check_alone_and_whole
 from primum.experiments.page import render
 from primum.experiments.runs import RunRecord
@@ -25,6 +25,15 @@ def test_comparison(make_runs: MakeRuns) -> None:
     ):
         assert words in reader.text
     assert reader.tags.count("svg") == 4
+
+
+def test_language_models_are_shown_by_their_loss(make_runs: MakeRuns) -> None:
+    page = render(as_language(make_runs({"base": 0.0, "primum": 2.0})))
+    reader = check_alone_and_whole(page)
+    assert "held-out loss, nats per token" in reader.text
+    assert "-0.2000" in reader.text
+    assert "accuracy" not in reader.text
+    assert "test loss, nats per token" in page  # the axis of the curves
 
 
 def test_everything_a_run_can_have(full: RunRecord) -> None:

@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from experiments.conftest import record, tiny
+from experiments.conftest import record, text, tiny
 from primum.experiments import progress
 from primum.experiments.progress import Progress
 
@@ -45,6 +45,18 @@ def test_a_run_that_diverged_is_shown() -> None:
     gone.final["test_accuracy"] = None
     Progress(stream).finish(tiny("base"), gone)
     assert "a model, base, seed 0, diverged, " in stream.getvalue()
+
+
+def test_a_language_model_is_shown_by_its_loss() -> None:
+    stream = io.StringIO()
+    shown = Progress(stream)
+    done = record("base", 0, 0.5)
+    shown.finish(text("base"), done)
+    done.final["test_loss"] = None
+    shown.finish(text("base"), done)
+    lines = stream.getvalue().splitlines()
+    assert ", seed 0, loss 1.0000, " in lines[0]
+    assert ", seed 0, diverged, " in lines[1]
 
 
 def test_half_a_run_counts_half(clock: list[float]) -> None:

@@ -13,8 +13,8 @@ from torchjd.aggregation import UPGradWeighting
 
 from experiments.conftest import tiny
 from primum.experiments.arms import Arm
+from primum.experiments.epochs import Batch
 from primum.experiments.errors import UserError
-from primum.experiments.images.batches import Batch
 from primum.experiments.methods import Method, make_method
 
 LABELS = torch.tensor([0, 1, 2, 3, 0, 1])
@@ -33,7 +33,7 @@ def attached(arm: str) -> tuple[Method, nn.Module, nn.Module, Batch]:
 def per_sample(model: nn.Module, batch: Batch) -> Tensor:
     """Gradients of each sample's loss; [B, parameters]."""
     rows = []
-    for image, label in zip(batch.images, batch.targets, strict=True):
+    for image, label in zip(batch.inputs, batch.targets, strict=True):
         loss = F.cross_entropy(model(image[None]), label[None])
         gradients = torch.autograd.grad(loss, list(model.parameters()))
         rows.append(torch.cat([each.flatten() for each in gradients]))
@@ -71,7 +71,7 @@ def test_mgda_is_the_shortest_convex_combination_of_group_gradients() -> None:
     # TorchJD stops Frank-Wolfe's iteration at a tolerance of 0.001.
     assert float(found @ found) == pytest.approx(best.fun, rel=2e-2)
     assert float(found @ found) < float(groups.mean(0) @ groups.mean(0))
-    losses = F.cross_entropy(model(batch.images), batch.targets)
+    losses = F.cross_entropy(model(batch.inputs), batch.targets)
     torch.testing.assert_close(mean, losses.detach())
 
 

@@ -50,6 +50,7 @@ def test_cosine_from_full_through_half_to_the_floor() -> None:
     ("step", lambda sgd: torch.optim.lr_scheduler.MultiStepLR(sgd, [4, 6])),
     ("cosine", lambda sgd: torch.optim.lr_scheduler.CosineAnnealingLR(sgd, 8)),
     ("constant", lambda sgd: torch.optim.lr_scheduler.ConstantLR(sgd, 1.0)),
+    ("linear", lambda sgd: torch.optim.lr_scheduler.LinearLR(sgd, 1.0, 0.0, 8)),
 ])  # fmt: skip
 def test_shapes_are_those_of_torch(name, reference) -> None:  # type: ignore[no-untyped-def]
     sgd = optimizer()

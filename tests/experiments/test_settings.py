@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from experiments.conftest import TINY, tiny
+from experiments.conftest import TEXT, TINY, tiny
 from primum import experiments
 from primum.experiments.arms import Arm
 from primum.experiments.errors import UserError
@@ -41,6 +41,9 @@ OTHERS: dict[str, Any] = {
     "order": "stream",
     "look": LookSettings(),
     "views": 6,
+    "tokens": "word",
+    "evaluate_steps": 2,
+    "warmup_steps": 2,
 }
 
 
@@ -50,9 +53,9 @@ def another(name: str, value: Any) -> Any:
     return not value if isinstance(value, bool) else value + (1 if isinstance(value, int) else 0.05)
 
 
-@pytest.mark.parametrize("name", [each.name for each in fields(RunSettings)])
+@pytest.mark.parametrize("name", [each.name for each in fields(RunSettings) if each.name != "task"])
 def test_every_setting_is_in_the_key(name: str) -> None:
-    point = TINY
+    point = TEXT if name in ("tokens", "vocabulary", "length") else TINY
     if name == "data":
         point = replace(TINY, image_size=None, classes=None)
     value = another(name, getattr(point, name))
@@ -65,6 +68,25 @@ def test_the_key_does_not_change_from_one_day_to_the_next() -> None:
     """Runs of last month are found again: raise VERSION when the same settings change meaning."""
     assert RunSettings().key == "3c23658fb31098ae"
     assert len(RunSettings().key) == 16
+
+
+def test_keys_of_text_depend_on_its_content_and_not_on_its_place() -> None:
+    kjv = replace(TEXT, data="kjv")
+    assert kjv.key != TEXT.key
+    assert kjv.shared()["text"] == "cd45f0c9ceda"
+    assert replace(TEXT, data="a.txt:0123").key != replace(TEXT, data="a.txt:4567").key
+    assert TEXT.shared()["task"] == "language"
+    assert {"augment", "norm", "label_noise", "views", "bias_lr"}.isdisjoint(TEXT.shared())
+    assert {"task", "tokens", "length", "vocabulary"}.isdisjoint(TINY.shared())
+
+
+def test_defaults_of_language() -> None:
+    assert replace(TEXT, batch_size=128).rate == pytest.approx(
+        2 * replace(TEXT, batch_size=32).rate
+    )
+    assert replace(TEXT, optimizer="sgd").decay == 0.0
+    assert TEXT.arm == Arm("base", task="language")
+    assert TEXT.title == "gpt-nano on chars of python-docs, AdamW, batches of 4 x 8"
 
 
 def test_values_that_are_given_and_those_that_follow_are_the_same_run() -> None:
@@ -108,11 +130,34 @@ def test_settings_of_all_arms_and_seeds_are_shared_and_plain() -> None:
         ({"views": 3}, "views must be one of 1, 2, 6, got 3"),
         ({"bias_lr": 0.0}, "bias_lr must be > 0 and finite"),
         ({"precision": "int8"}, "precision must be one of fp32, bf16, fp16"),
+        ({"length": 8}, "length is for language; leave it out for images"),
+        ({"tokens": "word"}, "tokens is for language"),
+        ({"evaluate_steps": 0}, "evaluate_steps must be >= 1"),
+        ({"warmup_steps": -1}, "warmup_steps must be >= 0"),
+        ({"arm": Arm("primum", task="language")}, "arm primum is for language"),
     ],
 )
 def test_errors_name_the_value(change: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         replace(TINY, **change)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"label_noise": 0.1}, "label_noise is for images; leave it out for language"),
+        ({"augment": "none"}, "augment is for images"),
+        ({"views": 2}, "views is for images"),
+        ({"data": "cifar10"}, "unknown text 'cifar10'; choose from python-docs, kjv, or give a"),
+        ({"vocabulary": 1}, "vocabulary must be >= 2, got 1"),
+        ({"length": 0}, "length must be >= 1, got 0"),
+        ({"arm": Arm("primum")}, "arm primum is for images"),
+        ({"look": LookSettings()}, "are for images"),
+    ],
+)
+def test_errors_of_language(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        replace(TEXT, **change)
 
 
 def test_what_is_wrong_with_the_data_is_said_at_once() -> None:

@@ -10,20 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from primum.experiments import studies
+from primum.experiments import language_page, studies, study_results
 from primum.experiments.job import Place, train_run
-from primum.experiments.results_page import MAKERS, make_pages
+from primum.experiments.pages import ALL, PAGES, make_pages
 from primum.experiments.runs import read_runs
 from primum.experiments.settings import Matched
 from primum.experiments.store import Store
 from primum.experiments.studies import STUDIES, main, smoke
 from primum.experiments.study_results import Results
-from primum.experiments.tutorial_page import MAKERS as TUTORIAL
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS, DOCS = ROOT / "results", ROOT / "docs"
 PAGE = (DOCS / "results.md").read_text(encoding="utf-8")
 CLAIMS = (DOCS / "claims.md").read_text(encoding="utf-8")
+LANGUAGE = (DOCS / "language.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
@@ -34,14 +34,14 @@ def results() -> Results:
 def test_studies_run_are_packed_and_continue(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chosen = {name: smoke(STUDIES[name]) for name in ("upgrad", "tutorial")}
+    chosen = {name: smoke(STUDIES[name]) for name in ("upgrad", "tutorial", "language-radius")}
     monkeypatch.setattr(studies, "STUDIES", chosen)
-    words = ["--out", str(tmp_path), "--only", "upgrad", "tutorial"]
+    words = ["--out", str(tmp_path), "--only", *chosen]
     assert main(words) == 0
     files = sorted(path.name for path in tmp_path.rglob("*") if path.is_file())
-    assert files == ["tutorial.jsonl.gz", "upgrad.jsonl.gz"]
+    assert files == ["language-radius.jsonl.gz", "tutorial.jsonl.gz", "upgrad.jsonl.gz"]
     runs = read_runs([tmp_path])
-    assert len(runs) == sum(len(study.runs()) for study in chosen.values()) == 9
+    assert len(runs) == sum(len(study.runs()) for study in chosen.values()) == 15
     assert {run.arm for run in runs} >= {"base", "primum", "network", "upgrad"}
     capsys.readouterr()
     assert main(words) == 0
@@ -68,15 +68,35 @@ def test_finished_runs_of_an_unfinished_study_are_packed(
     assert Store(tmp_path).find(run) == done
 
 
+def test_every_study_of_language_has_its_tables_and_plots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole plan in a small size, with pages that are made of it and checked."""
+    chosen = {n: smoke(s) for n, s in STUDIES.items() if s.page == "language"}
+    monkeypatch.setattr(studies, "STUDIES", chosen)
+    assert main(["--out", str(tmp_path), "--only", "language-char", "language-radius"]) == 0
+    monkeypatch.setattr(study_results, "STUDIES", chosen)
+    monkeypatch.setattr(language_page, "STUDIES", chosen)
+    found = Results(tmp_path)
+    assert {name for name, runs in found.runs.items() if runs} >= {"language-char"}
+    table = language_page.MAKERS["language-char"](found)
+    assert "| primum, radius 0.1 | 1 |" in table
+    assert "| lr-matched | 1 |" in table
+    assert not found.runs["language-bound"]  # it shares runs of base and primum, and has no other
+    assert "| `language-bound` |" in language_page.MAKERS["language-not-run"](found)
+    assert "language-radius" in language_page.language_plots(found)
+
+
 def test_every_committed_run_belongs_to_a_study() -> None:
     planned = {run.key for study in STUDIES.values() for run in study.runs()}
     stored = Store(RESULTS).tables
     assert stored.keys() <= planned
-    assert len(stored) >= 533 + 28  # none of the first ones is lost
+    images = [run for run in stored.values() if "task" not in run.settings]
+    assert len(images) >= 533 + 28  # none of the first ones is lost
     found = {path.name for path in RESULTS.glob("*")}
     assert found <= {"reproduce", *(f"{name}.jsonl.gz" for name in STUDIES)}
     for name in STUDIES:
-        waiting = f"<!-- table {name} -->\n\nNot run yet.\n" in PAGE
+        waiting = f"<!-- table {name} -->\n\nNot run yet.\n" in PAGE + LANGUAGE
         assert waiting == (f"{name}.jsonl.gz" not in found), name
 
 
@@ -107,21 +127,21 @@ def test_what_is_listed_is_what_there_is(
 
 def test_every_table_of_the_pages_comes_from_the_runs(tmp_path: Path) -> None:
     assert make_pages(RESULTS, DOCS, check=True) == 0, "run the studies with --pages"
-    text = PAGE + CLAIMS + (DOCS / "tutorial.md").read_text(encoding="utf-8")
+    text = PAGE + CLAIMS + LANGUAGE + (DOCS / "tutorial.md").read_text(encoding="utf-8")
     found = re.findall(r"<!-- table ([\w-]+) -->", text)
-    assert sorted(found) == sorted(MAKERS | TUTORIAL)
-    for name in ("results", "claims", "tutorial"):
+    assert sorted(found) == sorted(ALL)
+    for name in PAGES:
         shutil.copy(DOCS / f"{name}.md", tmp_path)
     (tmp_path / "results.md").write_text(PAGE.replace(" ± ", " ~ "), encoding="utf-8")
     assert make_pages(RESULTS, tmp_path, check=True) == 1
 
 
 def test_every_plot_is_drawn_and_shown(tmp_path: Path) -> None:
-    for name in ("results", "claims", "tutorial"):
+    for name in PAGES:
         shutil.copy(DOCS / f"{name}.md", tmp_path)
     assert make_pages(RESULTS, tmp_path) == 0
-    text = PAGE + (DOCS / "tutorial.md").read_text(encoding="utf-8")
-    shown = set(re.findall(r"images/((?:results|tutorial)-[\w-]+\.png)", text))
+    text = PAGE + LANGUAGE + (DOCS / "tutorial.md").read_text(encoding="utf-8")
+    shown = set(re.findall(r"images/((?:results|tutorial|language)-[\w-]+\.png)", text))
     assert {path.name for path in (tmp_path / "images").glob("*.png")} == shown
     for name in shown:
         assert (DOCS / "images" / name).stat().st_size > 5000
@@ -130,6 +150,8 @@ def test_every_plot_is_drawn_and_shown(tmp_path: Path) -> None:
 
 # In the text of the page, but not from these runs: the paper's accuracies, radii and the like.
 ELSEWHERE = {"89.22", "89.00", "95"}
+# In the text on language models: figures of the public script, and settings.
+FROM_ELSEWHERE = {"4.721", "4.746", "4.690", "4.709", "4.4", "0.8"}
 DECIMAL = re.compile(r"(?<![\w./])\d+\.\d+(?![\w/])")
 
 
@@ -145,6 +167,16 @@ def test_no_number_in_the_text_is_missing_from_the_tables() -> None:
     intervals = set(re.findall(r"\d+\.\d+ ± \d+\.\d+", words))
     assert intervals
     assert all(each in "\n".join(blocks) for each in intervals), sorted(intervals)
+
+
+def test_no_number_in_the_text_on_language_is_missing_from_the_tables() -> None:
+    blocks = re.findall(r"<!-- table [\w-]+ -->.*?<!-- end -->", LANGUAGE, re.DOTALL)
+    words = re.sub(r"<!-- table [\w-]+ -->.*?<!-- end -->", "", LANGUAGE, flags=re.DOTALL)
+    words = re.sub(r"^```.*?^```", "", words, flags=re.MULTILINE | re.DOTALL)
+    known = set(DECIMAL.findall("\n".join(blocks)))
+    said = set(DECIMAL.findall(words)) - FROM_ELSEWHERE
+    assert len(said) > 5
+    assert said <= known, sorted(said - known)
 
 
 def test_claims_say_how_they_were_judged(results: Results) -> None:

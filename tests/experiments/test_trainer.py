@@ -67,7 +67,7 @@ def test_base_is_the_loop_everybody_writes() -> None:
     for epoch in range(2):
         for batch in batches.epoch(epoch):
             optimizer.zero_grad()
-            F.cross_entropy(model(batch.images), batch.targets).backward()
+            F.cross_entropy(model(batch.inputs), batch.targets).backward()
             optimizer.step()
             schedule.step()
     for own, plain in zip(training.model.parameters(), model.parameters(), strict=True):
@@ -81,7 +81,7 @@ def test_last_figures_are_those_of_the_last_model() -> None:
     test = next(Batches(DATA.test, DATA, batch_size=12, shuffle=False).epoch(0))
     training.model.eval()
     with torch.no_grad():
-        logits = training.model(test.images)
+        logits = training.model(test.inputs)
     loss = float(F.cross_entropy(logits, test.targets))
     right = float((logits.argmax(1) == test.targets).float().mean())
     assert curves(training)["test_loss"][-1] == pytest.approx(loss, rel=1e-6)

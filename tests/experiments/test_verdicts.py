@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from experiments.conftest import MakeRuns
+from experiments.conftest import MakeRuns, as_language
 from primum.experiments.runs import RunRecord
 from primum.experiments.tables import Group, group_runs
 from primum.experiments.verdicts import details, headline, whole_network
@@ -44,6 +44,35 @@ def test_controls(gains: dict[str, float], end: str, make_runs: MakeRuns) -> Non
     assert details(group)[0].startswith(
         "Primum compared with the same weights given to random samples: test accuracy "
     )
+
+
+@pytest.mark.parametrize(
+    ("gains", "end"),
+    [
+        ({"permuted": 0.0}, "Its loss was also lower than that of the controls (permuted)."),
+        ({"permuted": 2.0}, "Its loss was not seen to be lower than with permuted, so the cause "
+         "is open."),
+    ],
+)  # fmt: skip
+def test_a_lower_loss_of_a_language_model_is_a_gain(
+    gains: dict[str, float], end: str, make_runs: MakeRuns
+) -> None:
+    group = only(as_language(make_runs({"base": 0.0, "primum": 2.0} | gains)))
+    said = headline(group)
+    assert said.startswith(
+        "Primum compared with base: held-out loss lower by 0.200 nats per token (95% interval "
+        "-0.202 to -0.198). "
+    )
+    assert said.endswith(end)
+    assert details(group)[-1].endswith("tokens, and 25% with the weights of primum.")
+
+
+def test_a_higher_loss_of_a_language_model_is_none(make_runs: MakeRuns) -> None:
+    group = only(as_language(make_runs({"base": 0.0, "primum": -2.0, "permuted": 0.0})))
+    assert "held-out loss higher by 0.200 nats per token" in headline(group)
+    assert "controls" not in headline(group)
+    same = only(as_language(make_runs({"base": 0.0, "primum": 0.0})))
+    assert headline(same).endswith("a difference of 0.004 nats per token in held-out loss.")
 
 
 def test_details_about_harm_and_unfinished_runs(make_runs: MakeRuns) -> None:

@@ -53,7 +53,7 @@ def test_accuracy_at_the_end_and_only_there() -> None:
     (test,) = trainer.test_batches()
     trainer.model.eval()
     with torch.no_grad():
-        right = views_logits(trainer.model, test.images, 6).argmax(1) == test.targets
+        right = views_logits(trainer.model, test.inputs, 6).argmax(1) == test.targets
     expected = float(right.double().mean())
     assert views.fields(trainer) == {"final": {"views_test_accuracy": expected}}
     assert not any(isinstance(each, Views) for each in default_callbacks(tiny()))

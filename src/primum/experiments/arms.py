@@ -11,12 +11,19 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from primum.experiments.errors import UserError
 
+Task = Literal["images", "language"]
+Per = Literal["sample", "token"]
 RadiusSchedule = Literal["constant", "grow-linear", "grow-cosine", "fade-linear", "fade-cosine"]
 Part = Literal["both", "head", "backbone"]
-_RADIUS = ("radius", "max_extra_weight", "radius_schedule", "radius_low", "until")
+_RADIUS = ("radius", "max_extra_weight", "radius_schedule", "radius_low", "until", "per")
 _SOLVED = (*_RADIUS, "max_iters")
 # Added after the first stored runs: left out of a run's key at their defaults, so keys stay.
 _LATER = ("radius_low", "until", "part")
+# Those that depend on the task.
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "images": {"radius": 0.2, "per": "sample"},
+    "language": {"radius": 0.1, "per": "token"},
+}
 
 
 class ArmInfo(NamedTuple):
@@ -84,6 +91,8 @@ ARMS: dict[str, ArmInfo] = {
         ("blocks",),
     ),
 }
+# They need one loss per sample, or were written for one.
+IMAGES_ONLY = ("upgrad", "upgrad-network", "mgda", "network", "explicit")
 CONTROLS = ("permuted", "normalised", "loss-weighted", "focal", "lr-matched", "time-matched")
 
 
@@ -98,11 +107,11 @@ class Arm:
     `radius_schedule` changes the radius over training: constant, from `radius_low` up to `radius`,
     or down again. `until` is the share of training after which gradients stay plain. `part` is
     where the weights are applied. `time_factor` is the number of steps as a multiple of base's;
-    None measures it.
+    None measures it. `task` decides the defaults of `radius` and `per`, which None stands for.
     """
 
     name: str = "primum"
-    radius: float = _setting(0.2, float, "radius of the trust region (0.2)")
+    radius: float = _setting(None, float, "radius of the trust region (0.2; language: 0.1)")
     max_extra_weight: float = _setting(2.0, float, "bound on any extra weight (2)")
     max_iters: int = _setting(20, int, "solver iterations per step (20)")
     radius_schedule: RadiusSchedule = _setting(  # noqa: RUF009
@@ -131,10 +140,23 @@ class Arm:
     )
     groups: int = _setting(8, int, "mgda: groups that a batch is cut into (8)")
     blocks: int = _setting(1, int, "explicit: how many of the last blocks (1)")
+    per: Per = _setting(  # noqa: RUF009
+        None, str, "language: weights for each token, or for each sequence (token)", get_args(Per)
+    )
+    task: Task = "images"
 
     def __post_init__(self) -> None:
         if self.name not in ARMS:
             raise UserError(f"unknown arm {self.name!r}; choose from {', '.join(ARMS)}")
+        if self.task != "images" and self.name in IMAGES_ONLY:
+            raise UserError(f"arm {self.name} is for images; leave it out for {self.task}")
+        for key, value in DEFAULTS[self.task].items():
+            if getattr(self, key) is None:
+                object.__setattr__(self, key, value)
+        if self.task != "images" and self.part != "both":  # heads may share the embedding's weight
+            raise UserError(f"part={self.part} is for images; leave it out for {self.task}")
+        if self.task == "images" and self.per != "sample":
+            raise UserError(f"per={self.per} is for language; images have one row per sample")
         accepted = ARMS[self.name].accepts
         extra = [key for key in self._changed() if key not in accepted]
         if extra:
@@ -164,19 +186,19 @@ class Arm:
     def _changed(self) -> dict[str, Any]:
         """Settings that are not at their default."""
         found = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {
-            each.name: found[each.name]
-            for each in fields(self)
-            if each.name != "name" and found[each.name] != each.default
-        }
+        usual = {each.name: each.default for each in arm_settings()} | DEFAULTS[self.task]
+        return {name: found[name] for name in usual if found[name] != usual[name]}
 
     @classmethod
-    def parse(cls, text: str, defaults: Mapping[str, Any] | None = None) -> Arm:
+    def parse(
+        cls, text: str, defaults: Mapping[str, Any] | None = None, task: Task = "images"
+    ) -> Arm:
         """An arm from `primum` or `primum@radius=0.4,max_iters=50`.
 
         Args:
             text: Name, and settings after an `@`.
             defaults: Settings for all arms; each arm takes those it accepts.
+            task: Of the runs.
 
         Examples:
             >>> Arm.parse("primum@radius=0.4").radius
@@ -200,7 +222,7 @@ class Arm:
                 given[key] = kinds[key](value)
             except ValueError as error:
                 raise UserError(f"{key} in {text!r}: {error}") from error
-        return cls(name, **given)
+        return cls(name, task=task, **given)
 
     @property
     def label(self) -> str:
@@ -209,15 +231,21 @@ class Arm:
         return f"{self.name}@{settings}" if settings else self.name
 
     def settings(self) -> dict[str, Any]:
-        """The settings the arm accepts, by name; later ones only if they are changed."""
+        """The settings the arm accepts, by name.
+
+        Later ones only if they are changed, `per` only where there is a choice.
+        """
         changed = self._changed()
-        names = [n for n in ARMS[self.name].accepts if n not in _LATER or n in changed]
-        return {name: getattr(self, name) for name in names}
+        left_out = {name for name in _LATER if name not in changed}
+        if self.task == "images":
+            left_out.add("per")
+        names = ARMS[self.name].accepts
+        return {name: getattr(self, name) for name in names if name not in left_out}
 
     @property
     def reference(self) -> Arm:
         """The arm of primum that a matched control is matched to."""
-        return Arm("primum", **{name: getattr(self, name) for name in _SOLVED})
+        return Arm("primum", task=self.task, **{name: getattr(self, name) for name in _SOLVED})
 
     @property
     def needs(self) -> tuple[Arm, ...]:
@@ -225,7 +253,7 @@ class Arm:
         if self.name == "lr-matched":
             return (self.reference,)
         if self.name == "time-matched" and self.time_factor is None:
-            return (Arm("base"), self.reference)
+            return (Arm("base", task=self.task), self.reference)
         return ()
 
 

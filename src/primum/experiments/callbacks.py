@@ -13,10 +13,11 @@ from torch.profiler import ProfilerActivity, profile
 
 from primum import StepReport
 from primum.diagnostics import InterferenceMeter
-from primum.experiments.images.batches import Batch
+from primum.experiments.epochs import Batch
 from primum.experiments.trainer import Callback, Trainer
 
 Table = dict[str, list[Any]]
+SHOWN = {"images": 1024, "language": 256}  # samples of one batch that are kept
 
 
 class Curves(Callback):
@@ -30,8 +31,9 @@ class Curves(Callback):
         self._losses.append(trainer.loss)
 
     def after_epoch(self, trainer: Trainer) -> None:
-        epoch = trainer.step_count // len(trainer.batches)
-        if not trainer.finished and epoch % trainer.settings.evaluate_every:
+        settings = trainer.settings
+        skipped = trainer.step_count // trainer.period % settings.evaluate_every
+        if not trainer.finished and settings.evaluate_steps is None and skipped:
             return
         loss, accuracy = trainer.evaluate()
         row = {
@@ -46,6 +48,8 @@ class Curves(Callback):
         if trainer.average is not None:
             ema = trainer.evaluate(trainer.average)
             row["ema_test_loss"], row["ema_test_accuracy"] = ema
+        if settings.task == "language":  # judged by its loss alone
+            row = {name: value for name, value in row.items() if not name.endswith("accuracy")}
         append(self.table, row)
         self._losses = []
 
@@ -103,7 +107,10 @@ class Interference(Callback):
 
 
 class MiddleBatch(Callback):
-    """First-order loss changes of every sample, for the first observed batch of the second half."""
+    """First-order loss changes of the samples of the first observed batch of the second half.
+
+    At most as many as `SHOWN`, evenly spaced: a batch of text has thousands of tokens.
+    """
 
     def __init__(self) -> None:
         self.batch: dict[str, Any] | None = None
@@ -112,10 +119,11 @@ class MiddleBatch(Callback):
         if self.batch is None and report is not None and trainer.step_count > trainer.steps // 2:
             # Drift is the change of `loss / B` per unit of lr.
             scale = trainer.lr * len(report.drift)
+            every = -(-len(report.drift) // SHOWN[trainer.settings.task])
             self.batch = {
                 "step": trainer.step_count,
-                "before": short(scale * report.drift),
-                "after": short(scale * report.drift_after),
+                "before": short(scale * report.drift[::every]),
+                "after": short(scale * report.drift_after[::every]),
             }
 
     def fields(self, trainer: Trainer) -> dict[str, Any]:

@@ -159,12 +159,16 @@ def _demo(parser: argparse.ArgumentParser) -> None:
 
 def _compare(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Train a model with several arms over several seeds, one file per run, then print a table "
-        "with intervals and tests against base and write summary.json, summary.md and report.html. "
+        "Train a model of images or text with several arms over several seeds, one file per run, "
+        "then print a table with intervals and tests against base and write summary.json, "
+        "summary.md and report.html. "
         "Finished runs are skipped and unfinished ones resumed: run the same command again to "
         "continue."
     )
     add_arms(parser)
+    parser.add_argument("--text", metavar="FILE", help="plain text in UTF-8 for --task language; "
+                        "without it, Python's own documentation. The last tenth is held "
+                        "out")  # fmt: skip
     parser.add_argument("--seeds", type=at_least(1), default=3, metavar="N", help="per arm (3)")
     parser.add_argument("--first-seed", type=at_least(0), default=0, metavar="N", help="(0)")
     parser.add_argument(

@@ -45,6 +45,7 @@ def place_of(arguments: argparse.Namespace, folder: Path | None = None) -> Place
         store=Store(folder or arguments.out),
         data_dir=arguments.data_dir,
         cache_dir=arguments.cache_dir,
+        text=getattr(arguments, "text", None),
         checkpoint_seconds=arguments.checkpoint_seconds,
         workers=arguments.workers,
         threads=arguments.threads,

@@ -9,8 +9,9 @@ from primum.experiments.statistics import RULE, Difference, Interval
 from primum.experiments.tables import METRICS, TESTED, Group
 
 NOTE = (
-    f"Last epoch, mean ± 95% interval over seeds. {RULE} EMA: averaged weights. harmed, taken: "
-    "share of a batch whose loss the plain step, and the step taken, raises, measured in the head. "
+    f"End of training, mean ± 95% interval over seeds. {RULE} EMA: averaged weights. harmed, "
+    "taken: share of a batch (of text: of its tokens) whose loss the plain step, and the step "
+    "taken, raises, measured in the head. "
     "steps to, time to: first evaluation from which test loss stays at or below base's final loss, "
     "as a share of base's total; empty unless every seed got there."
 )
@@ -68,7 +69,8 @@ def _is_number(cell: str) -> bool:
 def arm_rows(group: Group) -> list[list[str]]:
     """One row per arm, headings first; columns without any number are left out."""
     columns: list[list[str]] = [["", *group.arms]]
-    for name, metric in METRICS.items():
+    for name in METRICS:
+        metric = group.about(name)
         found = [group.interval(arm, name) for arm in group.arms]
         if name not in TESTED:
             columns.append([metric.short, *(show_mean(each, metric.digits) for each in found)])
@@ -78,14 +80,14 @@ def arm_rows(group: Group) -> list[list[str]]:
         changes = [test and show(test.interval, metric.digits, sign="+") for test in tests]
         columns.append(["vs base", *(change or "–" for change in changes)])
         columns.append(["Holm p", *(p_value(test.adjusted_p) if test else "–" for test in tests)])
-        if name == "accuracy":
-            columns.append(["could see", *(_could_see(test) for test in tests)])
+        if name == group.judged_by:
+            columns.append(["could see", *(_could_see(test, metric.digits) for test in tests)])
     kept = [c for c in columns if c is columns[0] or any(cell != "–" for cell in c[1:])]
     return [list(row) for row in zip(*kept, strict=True)]
 
 
-def _could_see(test: Difference | None) -> str:
-    return "–" if test is None or math.isnan(test.smallest) else f"{test.smallest:.2f}"
+def _could_see(test: Difference | None, digits: int) -> str:
+    return "–" if test is None or math.isnan(test.smallest) else f"{test.smallest:.{digits}f}"
 
 
 def summary_page(groups: Sequence[Group], command: str, title: str) -> str:

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from primum.experiments.callbacks import Curves, Interference, MiddleBatch, PeakMemory
-from primum.experiments.images import load_data
 from primum.experiments.looks import Looks
 from primum.experiments.runs import RunRecord, run_from
 from primum.experiments.settings import Matched, RunSettings
 from primum.experiments.store import Store
+from primum.experiments.tasks import load
 from primum.experiments.torchrun import current
 from primum.experiments.trainer import Callback, Trainer
 from primum.experiments.views import Views
@@ -33,6 +33,7 @@ class Place:
         store: Runs and checkpoints.
         data_dir: Folder of the data; None is the Hugging Face hub.
         cache_dir: Where decoded images are kept.
+        text: The file of `--text`, for language.
         checkpoint_seconds: Time between checkpoints; 0 is after each step.
         workers: Runs at the same time.
         threads: Of torch, in each run.
@@ -44,6 +45,7 @@ class Place:
     store: Store
     data_dir: str | None = None
     cache_dir: str | None = None
+    text: str | None = None
     checkpoint_seconds: float = 30.0
     workers: int = 1
     threads: int = 1
@@ -59,7 +61,7 @@ def train_run(
     on_step: OnStep = lambda done, steps: None,
 ) -> RunRecord:
     """Train one run to its end, from its checkpoint if there is one; write it and return it."""
-    data = load_data(settings.data_settings(place.data_dir, place.cache_dir))
+    data = load(settings, place.data_dir, place.cache_dir, place.text)
     ranks = current()
     device = ranks.device(settings.device)
     with (

@@ -19,9 +19,9 @@ from torch.optim import Optimizer
 from primum import StepReport
 from primum.diagnostics import Comparison, InterferenceMeter, Probe, by_depth, compare, real_steps
 from primum.experiments.callbacks import append, short
+from primum.experiments.epochs import Batch
 from primum.experiments.errors import UserError
 from primum.experiments.images import ImageData, LazyImages
-from primum.experiments.images.batches import Batch
 from primum.experiments.trainer import Callback, Trainer
 
 SHOWN = ("plain", "head", "network")  # weightings whose changes are kept sample by sample
@@ -52,12 +52,12 @@ def look(
         measured; `by_lr`: the plain step at several factors on the learning rate.
     """
     loss = nn.CrossEntropyLoss()
-    probe = Probe(model, optimizer, loss, batch.images, batch.targets, chunk_size=CHUNK)
+    probe = Probe(model, optimizer, loss, batch.inputs, batch.targets, chunk_size=CHUNK)
     comparison = compare(probe, radius=radius)
     depth = by_depth(comparison.interference)
     lr = float(comparison.interference.lr)
     unit = lr * probe.batch_size
-    other = Probe(model, optimizer, loss, unseen.images, unseen.targets, chunk_size=CHUNK)
+    other = Probe(model, optimizer, loss, unseen.inputs, unseen.targets, chunk_size=CHUNK)
     table: dict[str, list[Any]] = dict(comparison.table())
     table["mean_change"] = [float(step.change.mean()) for step in comparison.real.values()]
     elsewhere = real_steps(other, {}, comparison.first)  # the same steps, on test images
@@ -184,6 +184,7 @@ class Looks(Callback):
         meter = self._meter_of(trainer)
         if meter.steps:
             steps = meter.table() | {"loss": torch.stack(self._losses).tolist()}
+            assert isinstance(trainer.data, ImageData)  # as the settings demand
             found |= {"steps": steps, "protected": most_protected(meter, trainer.data)}
         return found
 

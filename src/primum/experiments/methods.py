@@ -14,9 +14,9 @@ import primum
 from primum import Reducer, StepReport
 from primum.diagnostics import Probe, measure
 from primum.experiments.arms import Arm
-from primum.experiments.augment.mix import soft_targets
+from primum.experiments.epochs import Batch
 from primum.experiments.errors import UserError
-from primum.experiments.images.batches import Batch
+from primum.experiments.losses import cross_entropies, focal_losses
 from primum.experiments.settings import RunSettings
 from primum.experiments.weightings import (
     ByLoss,
@@ -30,7 +30,6 @@ from primum.paper import PaperSettings
 from primum.paper.multilayer import MultiLayer, split
 from primum.recipe import Primum, Recipe
 
-SURE = 1e-12  # least `1 - p` in the focal loss, whose power has no gradient at 0
 NETWORK_ITERS = 50  # of the whole network's problem
 CHUNK = 32  # samples whose gradients are computed at a time
 
@@ -63,9 +62,13 @@ class Method:
         self.reducer: Reducer | None
         if recipe is None:
             radius = settings.look.radius if settings.look is not None else self.arm.radius
-            self.reducer = primum.observe(model, optimizer, radius=radius, scaler=scaler)
+            self.reducer = primum.observe(
+                model, optimizer, radius=radius, per=self.arm.per, scaler=scaler
+            )
         else:
-            self.reducer = primum.attach(model, optimizer, recipe=recipe, scaler=scaler)
+            self.reducer = primum.attach(
+                model, optimizer, recipe=recipe, per=self.arm.per, scaler=scaler
+            )
 
     @property
     def last(self) -> StepReport | None:
@@ -73,35 +76,40 @@ class Method:
         return None if self.reducer is None else self.reducer.last
 
     def observed(self, place: int) -> bool:
-        """Whether the step at this place in its epoch is reported on, which takes time."""
+        """Whether the step at this place in its period is reported on, which takes time."""
         return self.weighs or place % self.settings.observe_every == 0
 
     def backward(self, batch: Batch, step: int, steps: int, *, observed: bool) -> Tensor:
         """Fill the gradients of a step; returns the mean loss."""
         with autocast(self.settings):
-            logits = self.model(batch.images)
+            logits = self.model(batch.inputs)
         losses = self.losses(logits, batch.targets)
         if self.reducer is not None:
             self.reducer.enabled = observed
-        self.set_recipe(losses, step, steps)
+        self.set_recipe(losses, len(batch.ids), step, steps)
         loss = losses.mean()
         target = self.weighted(losses, batch)
         (target if self.scaler is None else self.scaler.scale(target)).backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
-    def set_recipe(self, losses: Tensor, step: int, steps: int) -> None:
-        """Give a recipe what changes between steps: its radius, and the samples' losses [B]."""
+    def set_recipe(self, losses: Tensor, count: int, step: int, steps: int) -> None:
+        """Give a recipe what changes between steps: its radius, and the losses of its rows."""
         if self.recipe is not None:
             self.recipe.radius = self.arm.radius * radius_share(self.arm, step, steps)
         if isinstance(self.recipe, Reduced):
-            self.recipe.losses = losses.detach()
+            self.recipe.losses = self.row_losses(losses.detach(), count)
 
     def losses(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Per-sample losses. [B, classes], [B] or [B, classes] -> [B]."""
+        """Per-sample losses. [B, classes], [B] or [B, classes] -> [B]; of text, [B * T]."""
         smoothing = self.settings.label_smoothing
         if self.arm.name == "focal":
             return focal_losses(logits, targets, self.arm.focal_gamma, smoothing)
         return cross_entropies(logits, targets, smoothing)
+
+    def row_losses(self, losses: Tensor, count: int) -> Tensor:
+        """Losses of what gets one weight each: of text, tokens or whole sequences."""
+        whole = self.settings.task == "language" and self.arm.per == "sample"
+        return losses.view(count, -1).sum(1) if whole else losses
 
     def weighted(self, losses: Tensor, batch: Batch) -> Tensor:
         """The scalar to differentiate; weights of a recipe come in during its backward pass."""
@@ -134,8 +142,8 @@ class Part(Method):
         if self.scaler is not None:
             raise UserError("part does not work with fp16; choose --precision bf16 or fp32")
         with autocast(self.settings):
-            losses = self.losses(self.model(batch.images), batch.targets)
-        self.set_recipe(losses, step, steps)
+            losses = self.losses(self.model(batch.inputs), batch.targets)
+        self.set_recipe(losses, len(batch.ids), step, steps)
         loss = losses.mean()
         head = [param for param in self.reducer.head.parameters() if param.requires_grad]
         every = [param for param in self.model.parameters() if param.requires_grad]
@@ -164,7 +172,7 @@ class WholeNetwork(Method):
             self.model,
             self.optimizer,
             nn.CrossEntropyLoss(),
-            batch.images,
+            batch.inputs,
             batch.targets,
             chunk_size=CHUNK,
         )
@@ -200,7 +208,7 @@ class Explicit(Method):
     def backward(self, batch: Batch, step: int, steps: int, *, observed: bool) -> Tensor:
         if self.explicit is None:
             return super().backward(batch, step, steps, observed=observed)
-        return self.explicit.backward(self.backbone(batch.images), batch.targets).detach()
+        return self.explicit.backward(self.backbone(batch.inputs), batch.targets).detach()
 
     def state_dict(self) -> dict[str, Any]:
         return {} if self.explicit is None else self.explicit.state_dict()
@@ -262,25 +270,6 @@ def autocast(settings: RunSettings) -> Any:
     dtype = torch.float16 if settings.precision == "fp16" else torch.bfloat16
     kind = torch.device(settings.device).type
     return torch.autocast(kind, dtype=dtype, enabled=settings.precision != "fp32")
-
-
-def cross_entropies(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
-    """[B, classes], labels [B] or soft targets [B, classes] -> [B]."""
-    return F.cross_entropy(logits.float(), targets, label_smoothing=smoothing, reduction="none")
-
-
-def focal_losses(logits: Tensor, targets: Tensor, gamma: float, smoothing: float = 0.0) -> Tensor:
-    """Focal loss (Lin et al., 2017): cross entropy, each term times `(1 - p) ** gamma`.
-
-    [B, classes], labels [B] or soft targets [B, classes] -> [B].
-    """
-    classes = logits.shape[1]
-    if targets.dim() == 1:
-        soft = soft_targets(targets, classes, smoothing)
-    else:
-        soft = (1 - smoothing) * targets + smoothing / classes
-    logs = F.log_softmax(logits.float(), dim=1)
-    return -(soft * (1 - logs.exp()).clamp_min(SURE).pow(gamma) * logs).sum(1)
 
 
 def radius_share(arm: Arm, step: int, steps: int) -> float:

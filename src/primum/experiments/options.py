@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from primum.experiments.arms import ARMS, Arm, arm_settings
+from primum.experiments.defaults import LANGUAGE
+from primum.experiments.errors import UserError
 from primum.experiments.settings import RunSettings, run_options
+from primum.experiments.texts import name_of
 
 
 def at_least(least: int) -> Any:
@@ -41,14 +44,18 @@ def add_settings(parser: argparse.ArgumentParser, only: Sequence[str] = ()) -> N
                 option, action=argparse.BooleanOptionalAction, default=each.default, help=about
             )
             continue
+        usual = "" if each.default is None else str(each.default)
+        if each.name in LANGUAGE and not only:
+            usual += f"{'; ' if usual else ''}language: {LANGUAGE[each.name]}"
         group.add_argument(
             option,
-            nargs=None if only else "+",
+            nargs=None if only or each.name == "task" else "+",
             type=kind,
             choices=choices,
-            default=each.default,
+            # Compare fills in what is not given, when the task is known.
+            default=each.default if only else None,
             metavar=None if choices else _metavar(kind),
-            help=about if each.default is None else f"{about} (%(default)s)",
+            help=f"{about} ({usual})" if usual else about,
         )
 
 
@@ -78,7 +85,9 @@ def add_place(parser: argparse.ArgumentParser, out: str) -> None:
     """Where to read and write, and how many processes to use."""
     group = parser.add_argument_group("where and how many processes")
     group.add_argument(
-        "--data-dir", metavar="DIR", help="folder with the data's Parquet files; else the hub"
+        "--data-dir",
+        metavar="DIR",
+        help="folder with the data's Parquet files; else the hub. Of kjv.txt, for --data kjv",
     )
     group.add_argument("--cache-dir", metavar="DIR", help="where decoded images are kept")
     group.add_argument(
@@ -112,14 +121,33 @@ def add_place(parser: argparse.ArgumentParser, out: str) -> None:
 
 def points(arguments: argparse.Namespace) -> list[RunSettings]:
     """The grid of settings; arm and seed are still at their defaults."""
+    usual = _usual(arguments)
     values: dict[str, list[Any]] = {}
     for each in run_options():
         given = getattr(arguments, each.name)
+        given = usual.get(each.name, each.default) if given is None else given
         values[each.name] = given if isinstance(given, list) else [given]
     return [
         RunSettings(**dict(zip(values, chosen, strict=True)))
         for chosen in itertools.product(*values.values())
     ]
+
+
+def _usual(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Values for what was not given, where they are not those of `RunSettings`."""
+    text = getattr(arguments, "text", None)
+    if arguments.task != "language":
+        if text is not None:
+            raise UserError("--text is for --task language; add that")
+        return {}
+    usual = dict(LANGUAGE)
+    if arguments.epochs is not None:
+        del usual["steps"]
+    if text is not None:
+        if arguments.data is not None:
+            raise UserError("--text and --data both name a text; give one of them")
+        usual["data"] = name_of(text)
+    return usual
 
 
 def arms(arguments: argparse.Namespace) -> list[Arm]:
@@ -129,7 +157,7 @@ def arms(arguments: argparse.Namespace) -> list[Arm]:
         for each in arm_settings()
         if (value := getattr(arguments, each.name)) is not None
     }
-    return [Arm.parse(text, given) for text in arguments.arms]
+    return [Arm.parse(text, given, arguments.task or "images") for text in arguments.arms]
 
 
 def typed_command(typed: Sequence[str]) -> str:
@@ -137,7 +165,7 @@ def typed_command(typed: Sequence[str]) -> str:
     words = list(typed)
     for place, word in enumerate(words):
         option, equals, value = word.partition("=")
-        if option in ("--data-dir", "--cache-dir", "--out", "-o"):
+        if option in ("--data-dir", "--cache-dir", "--text", "--out", "-o"):
             if equals:
                 words[place] = f"{option}={_without_folder(option, value)}"
             elif place + 1 < len(words):
@@ -146,7 +174,7 @@ def typed_command(typed: Sequence[str]) -> str:
 
 
 def _without_folder(option: str, value: str) -> str:
-    return Path(value).name if option in ("--out", "-o") else "DIR"
+    return Path(value).name if option in ("--out", "-o", "--text") else "DIR"
 
 
 def _metavar(kind: Any) -> str:

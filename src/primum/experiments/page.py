@@ -88,24 +88,25 @@ def _metrics(group: Group) -> dict[str, Any] | None:
         (arm, [show(group.interval(arm, m), min(METRICS[m].digits, 3)) for m in shown])
         for arm in arms
     ]
-    return {"head": ["", *(METRICS[m].heading for m in shown)], "rows": rows}
+    return {"head": ["", *(group.about(m).heading for m in shown)], "rows": rows}
 
 
 def _differences(group: Group) -> dict[str, Any] | None:
     """The tests behind the verdict: every arm against base, the arm in focus against the rest."""
     rows: list[tuple[str, list[str]]] = []
-    base = {m: group.against_base(m) for m in ("accuracy", "loss")}
-    rest = {m: group.focus_against(m) for m in ("accuracy", "loss")}
+    digits = {"loss": 4} if group.judged_by == "loss" else {"accuracy": 2, "loss": 4}
+    base = {metric: group.against_base(metric) for metric in digits}
+    rest = {metric: group.focus_against(metric) for metric in digits}
     for tests, label in ((base, "{} - base"), (rest, f"{group.focus} - {{}}")):
         for arm in group.arms:
-            found = [tests[m].get(arm) for m in ("accuracy", "loss")]
-            if any(test is not None and test.interval.count > 1 for test in found):
-                cells = [*_test(found[0], 2), *_test(found[1], 4)]
-                rows.append((label.format(arm), cells))
+            found = {metric: tests[metric].get(arm) for metric in digits}
+            if any(test is not None and test.interval.count > 1 for test in found.values()):
+                cells = [_test(test, digits[metric]) for metric, test in found.items()]
+                rows.append((label.format(arm), [cell for some in cells for cell in some]))
     if not rows:
         return None
     head = [""]
-    for metric in ("accuracy", "loss"):
+    for metric in digits:
         head += [metric, "p", "Holm p", "could see"]
     return {"head": head, "rows": rows}
 

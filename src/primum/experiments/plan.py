@@ -9,10 +9,10 @@ from statistics import fmean
 from primum.experiments.arms import Arm
 from primum.experiments.errors import UserError
 from primum.experiments.methods import make_method, make_recipe
-from primum.experiments.models import build_model, find_model
 from primum.experiments.optimizers import make_optimizer
 from primum.experiments.runs import RunRecord
 from primum.experiments.settings import Matched, RunSettings
+from primum.experiments.tasks import build, check_name, known_sizes
 from primum.experiments.torchrun import check_device, current
 
 
@@ -26,7 +26,7 @@ def plan(
         arms: In the order of the report; base always comes first.
         seeds: Numbers from 0.
     """
-    chosen = list(dict.fromkeys((Arm("base"), *arms)))
+    chosen = list(dict.fromkeys((Arm("base", task=points[0].task), *arms)))
     for arm in chosen:
         for need in arm.needs:
             if need not in chosen:
@@ -78,13 +78,11 @@ def check_runs(runs: Sequence[RunSettings]) -> None:
         check_device(device)
     for arm in dict.fromkeys(run.arm for run in runs):
         make_recipe(arm, seed=0)
-    models = {
-        (run.model, run.norm, run.optimizer, run.data_settings().known_shape): run for run in runs
-    }
+    models = {(run.model, run.norm, run.optimizer, known_sizes(run)): run for run in runs}
     for run in models.values():
-        shape = run.data_settings().known_shape
-        if shape is None:
-            find_model(run.model, run.norm)
+        sizes = known_sizes(run)
+        if sizes is None:
+            check_name(run)
             continue
-        model = build_model(run.model, *shape, norm=run.norm, seed=run.seed)
+        model = build(run, sizes)
         make_method(run, model, make_optimizer(run, model)).remove()

@@ -64,7 +64,7 @@ def curves(arms: Arms, which: str, *, by: str = "epoch", title: str = "") -> Fig
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_title(title)
     axes.set_xlabel(AXES[by])
-    axes.set_ylabel(which.replace("_", " ") + (", %" if which == "test_accuracy" else ""))
+    axes.set_ylabel(which.replace("_", " ") + _unit(arms, which))
     axes.legend()
     return figure
 
@@ -218,6 +218,13 @@ def protected_samples(samples: Sequence[Mapping[str, Any]]) -> Figure:
             for each in samples
         ],
     )
+
+
+def _unit(arms: Arms, which: str) -> str:
+    if which == "test_accuracy":
+        return ", %"
+    text = any(run.settings.get("task") == "language" for runs in arms.values() for run in runs)
+    return ", nats per token" if text else ""
 
 
 def _some(looked: Mapping[str, list[dict[str, Any]]], count: int) -> dict[str, Any]:

@@ -52,8 +52,7 @@ class Progress:
         self._finished += 1
         self._parts[run.key] = 1.0
         self._first.setdefault(run.key, 0.0)
-        accuracy = record.final.get("test_accuracy")
-        shown = "diverged" if accuracy is None else f"{100 * accuracy:.2f}%"
+        shown = _result(run, record)
         if self._bar is None:
             self._say(
                 f"[{self._finished}/{self._total}] {record.name}, {record.arm}, seed {run.seed}"
@@ -84,6 +83,14 @@ class Progress:
 
     def _say(self, line: str) -> None:
         print(line, file=self._stream, flush=True)
+
+
+def _result(run: RunSettings, record: RunRecord) -> str:
+    """The figure a run is judged by."""
+    loss, accuracy = record.final.get("test_loss"), record.final.get("test_accuracy")
+    if run.task == "language":
+        return "diverged" if loss is None else f"loss {loss:.4f}"
+    return "diverged" if accuracy is None else f"{100 * accuracy:.2f}%"
 
 
 def _duration(seconds: float) -> str:

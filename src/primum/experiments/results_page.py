@@ -1,35 +1,25 @@
-"""Tables and plots of docs/results.md, docs/claims.md and docs/tutorial.md, from stored runs.
-
-Tables stand between `<!-- table NAME -->` and `<!-- end -->`; the text around them is written by
-hand.
-"""
+"""Tables of docs/results.md and docs/claims.md, from stored runs."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable
-from pathlib import Path
+import math
+from collections.abc import Callable, Sequence
 from statistics import fmean
 from typing import Any
 
 from primum.experiments.budgets import Budgets, tuning_table
-from primum.experiments.files import write_text
+from primum.experiments.defaults import OPTIMIZERS
 from primum.experiments.formatting import markdown_table, show, show_mean, with_p
 from primum.experiments.parts_page import parts_table
-from primum.experiments.results_plots import results_plots
-from primum.experiments.settings import OPTIMIZERS
 from primum.experiments.spread import spread_table
 from primum.experiments.statistics import Difference, family, interval
 from primum.experiments.studies import STUDIES
 from primum.experiments.study_results import MAIN, NAMES, Results, in_words, named
 from primum.experiments.tables import Group
-from primum.experiments.tutorial_page import MAKERS as TUTORIAL
-from primum.experiments.tutorial_page import tutorial_plots
 
 RADII = {"base": "0", "primum@radius=0.1": "0.1", "primum": "0.2", "primum@radius=0.4": "0.4",
          "primum@radius=0.8": "0.8"}  # fmt: skip
 NOT_RUN = "Not run yet."
-MARK = re.compile(r"(<!-- table ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def overview(results: Results) -> str:
@@ -63,7 +53,7 @@ def counts(results: Results) -> str:
 
 
 def arms_table(results: Results, study: str) -> str:
-    """A study of one or few settings, arm by arm."""
+    """A study of one or few settings of images, arm by arm."""
     parts, groups = [], results.groups(study)
     for group in groups:
         tests, others = group.against_base("accuracy"), group.focus_against("accuracy")
@@ -83,6 +73,12 @@ def arms_table(results: Results, study: str) -> str:
     return "\n\n".join(parts)
 
 
+def shown_by(groups: Sequence[Group]) -> tuple[str, int, str]:
+    """What groups are judged by: the metric, its digits and its unit."""
+    accuracy = all(group.judged_by == "accuracy" for group in groups)
+    return ("accuracy", 1, "%") if accuracy else ("loss", 3, "nats")
+
+
 def _arm(group: Group, arm: str, tests: dict[str, Difference]) -> list[str]:
     seeds = str(len(group.arms[arm]))
     return [named(arm), seeds, show(group.interval(arm, "accuracy"), 1), with_p(tests.get(arm))]
@@ -91,22 +87,25 @@ def _arm(group: Group, arm: str, tests: dict[str, Difference]) -> list[str]:
 def grid(results: Results, study: str, heading: str, label: Callable[[dict[str, Any]], str]) -> str:
     """A study with several settings, one line for each; all differences are one family."""
     groups = results.groups(study)
+    metric, digits, unit = shown_by(groups)
     arms = [arm for arm in MAIN if any(arm in group.arms for group in groups)]
     pairs = {
         (place, arm): pair
         for place, group in enumerate(groups)
         for arm in arms
-        if (pair := group.pair(arm, "base", "accuracy")) is not None
+        if (pair := group.pair(arm, "base", metric)) is not None
     }
     tests = family(pairs)
     rows = []
     for place, group in enumerate(groups):
         found = [tests.get((place, arm)) for arm in arms]
         missed = [test.smallest for test in found if test is not None]
-        base = show(group.interval("base", "accuracy"), 1)
-        row = [label(group.settings), str(len(group.arms["base"])), base, *map(with_p, found)]
-        rows.append([*row, f"{max(missed):.1f}" if missed else "–"])
-    head = [heading, "seeds", "base, %", *(f"{named(arm)} - base (Holm p)" for arm in arms)]
+        base = show(group.interval("base", metric), digits)
+        changes = [with_p(test, digits) for test in found]
+        row = [label(group.settings), str(len(group.arms["base"])), base, *changes]
+        seen = missed and not any(math.isnan(each) for each in missed)
+        rows.append([*row, f"{max(missed):.{digits}f}" if seen else "–"])
+    head = [heading, "seeds", f"base, {unit}", *(f"{named(arm)} - base (Holm p)" for arm in arms)]
     return markdown_table([*head, "could see"], rows)
 
 
@@ -131,27 +130,31 @@ def radius(results: Results) -> str:
 
 
 def rates(results: Results, study: str) -> str:
-    """Accuracy by learning rate, and best against best; a best at the edge is marked."""
+    """Accuracy or loss by learning rate, and best against best; a best at the edge is marked."""
     groups = sorted(results.groups(study), key=lambda group: group.settings["lr"])
+    metric, digits, _ = shown_by(groups)
+    choose = max if metric == "accuracy" else min
     known = dict.fromkeys((*MAIN, *(arm for group in groups for arm in group.arms)))
     arms = ["base", *(a for a in known if a != "base" and any(a in g.arms for g in groups))]
-    means = {arm: [group.interval(arm, "accuracy") for group in groups] for arm in arms}
+    means = {arm: [group.interval(arm, metric) for group in groups] for arm in arms}
     rows = [
-        [f"{group.settings['lr']:g}", *(show(means[arm][place], 1) for arm in arms)]
+        [f"{group.settings['lr']:g}", *(show(means[arm][place], digits) for arm in arms)]
         for place, group in enumerate(groups)
     ]
     best = {
-        arm: max((found.mean, place) for place, found in enumerate(values) if found is not None)[1]
+        arm: choose((found.mean, place) for place, found in enumerate(values) if found is not None)[
+            1
+        ]
         for arm, values in means.items()
     }
     row = ["best"]
     for arm, place in best.items():
         edge = " (edge)" if place in (0, len(groups) - 1) else ""
-        row.append(f"{show(means[arm][place], 1)} at {groups[place].settings['lr']:g}{edge}")
+        row.append(f"{show(means[arm][place], digits)} at {groups[place].settings['lr']:g}{edge}")
     rows.append(row)
-    ends = {arm: groups[place].table.loc[arm]["accuracy"].tolist() for arm, place in best.items()}
+    ends = {arm: groups[place].table.loc[arm][metric].tolist() for arm, place in best.items()}
     tests = family({arm: (ends[arm], ends["base"]) for arm in arms[1:]})
-    changes = [show(test.interval, 1, sign="+") for test in tests.values()]
+    changes = [show(test.interval, digits, sign="+") for test in tests.values()]
     rows.append(["best - best of base", "–", *changes])
     return markdown_table(["learning rate", *map(named, arms)], rows)
 
@@ -193,22 +196,23 @@ def claims(results: Results) -> str:
     return "\n\n".join(outcome.markdown(level=2) for outcome in results.outcomes)
 
 
-def machine(results: Results) -> str:
-    """Versions and hardware of all runs."""
+def machine(results: Results, page: str = "results") -> str:
+    """Versions and hardware of all runs of a page."""
     found: dict[str, dict[str, None]] = {}
-    for name, runs in results.runs.items():
-        for run in runs if name != "tutorial" else ():
+    for runs in results.of(page).values():
+        for run in runs:
             for key, value in run.environment.items():
                 found.setdefault(key, {})[value] = None
     return markdown_table(["", ""], [[name, ", ".join(values)] for name, values in found.items()])
 
 
-def commands(results: Results) -> str:
+def commands(results: Results, page: str = "results") -> str:
     """What each study is, and how it was made."""
     parts = []
-    for name, study in STUDIES.items():
-        made, planned = len(results.runs[name]), len(study.runs())
-        if made and name != "tutorial":
+    for name, runs in results.of(page).items():
+        study, made = STUDIES[name], len(runs)
+        planned = len(study.runs())
+        if made:
             rest = "" if made == planned else f" of {planned}"
             parts.append(f"* `{name}`, {made}{rest} runs: `{study.command}`")
     return "\n".join(parts)
@@ -250,39 +254,3 @@ PLOTS = {
     "speedrun": "Points above base by the length of the schedule",
     "parts": "Test accuracy with weights on the head's gradient, the backbone's, or both",
 }
-
-
-def filled(text: str, results: Results) -> str:
-    """A page with the tables of the results."""
-
-    def fill(match: re.Match[str]) -> str:
-        name = match[2]
-        there = name not in STUDIES or results.runs[name]
-        made = (MAKERS | TUTORIAL)[name](results) if there else NOT_RUN
-        if there and name in PLOTS:
-            made += f"\n\n![{PLOTS[name]}](images/results-{name}.png)"
-        return f"{match[1]}\n{made}\n\n{match[3]}"
-
-    return MARK.sub(fill, text)
-
-
-def make_pages(folder: Path, docs: Path, *, check: bool = False) -> int:
-    """Write tables and plots of the docs; with `check`, only say whether a table would change."""
-    results = Results(folder)
-    pages = [docs / f"{name}.md" for name in ("results", "claims", "tutorial")]
-    before = [page.read_text(encoding="utf-8") for page in pages]
-    after = [filled(text, results) for text in before]
-    if check:
-        changed = [page.name for page, a, b in zip(pages, before, after, strict=True) if a != b]
-        if changed:
-            print(f"out of date: {', '.join(changed)}; run this without --check")
-        return int(bool(changed))
-    for page, text in zip(pages, after, strict=True):
-        write_text(page, text)
-    drawn = results_plots(results) | tutorial_plots(results.runs["tutorial"])
-    for name, figure in drawn.items():
-        path = docs / "images" / f"{name}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, dpi=130, facecolor="white", metadata={"Software": None})
-        print(f"wrote {path.name}")
-    return 0

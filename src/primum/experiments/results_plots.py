@@ -8,9 +8,9 @@ from matplotlib.lines import Line2D
 
 from primum.diagnostics.figures.style import canvas, looks, styled
 from primum.experiments.budgets import Budgets
+from primum.experiments.defaults import OPTIMIZERS
 from primum.experiments.parts_page import parts_plot
 from primum.experiments.plots import curves
-from primum.experiments.settings import OPTIMIZERS
 from primum.experiments.study_results import NAMES, Results, named
 from primum.experiments.tables import Group
 
@@ -78,13 +78,12 @@ def forest(results: Results) -> Figure:
 
 @styled
 def rates(groups: list[Group], title: str) -> Figure:
-    """Accuracy by learning rate."""
+    """Accuracy, or loss, by learning rate."""
     figure, axes = canvas()
     groups = sorted(groups, key=lambda group: group.settings["lr"])
+    metric = groups[0].judged_by
     for number, (arm, look) in enumerate(looks(MAIN).items()):
-        known = [
-            (g.settings["lr"], found) for g in groups if (found := g.interval(arm, "accuracy"))
-        ]
+        known = [(g.settings["lr"], found) for g in groups if (found := g.interval(arm, metric))]
         if known:
             axes.errorbar(
                 [lr * 1.03 ** (number - 1.5) for lr, _ in known],  # side by side
@@ -101,7 +100,7 @@ def rates(groups: list[Group], title: str) -> Figure:
     axes.set_xticks(lrs, [f"{lr:g}" for lr in lrs])
     axes.minorticks_off()
     axes.set_xlabel("learning rate")
-    axes.set_ylabel("test accuracy, %")
+    axes.set_ylabel(groups[0].about(metric).heading)
     axes.set_title(title)
     axes.legend()
     return figure

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from primum.experiments.epochs import Batch
 from primum.experiments.errors import INSTALL, UserError
-from primum.experiments.images.batches import Batch
 from primum.experiments.methods import Method, autocast
 from primum.experiments.settings import RunSettings
 
@@ -81,13 +81,13 @@ class GroupMinNorm(Rival):
         if self.scaler is not None:
             raise UserError("mgda does not work with fp16; choose --precision bf16 or fp32")
         count = self.arm.groups
-        if len(batch.images) % count:
+        if len(batch.inputs) % count:
             raise UserError(
-                f"the batch of {len(batch.images)} cannot be cut into {count} equal groups"
+                f"the batch of {len(batch.inputs)} cannot be cut into {count} equal groups"
             )
         params = [param for param in self.model.parameters() if param.requires_grad]
-        rows, total = [], torch.zeros((), device=batch.images.device)
-        parts = zip(batch.images.chunk(count), batch.targets.chunk(count), strict=True)
+        rows, total = [], torch.zeros((), device=batch.inputs.device)
+        parts = zip(batch.inputs.chunk(count), batch.targets.chunk(count), strict=True)
         for images, targets in parts:
             with autocast(self.settings):
                 logits = self.model(images)

@@ -23,12 +23,12 @@ def make_schedule(
 
     Args:
         name: `cosine`: half a cosine down to `floor`. `linear`: a line down to `floor`; with a
-            warm-up, a triangle. `step`: a tenth at one half and again at
-            three quarters. `constant`: the full learning rate.
+            warm-up, a triangle. `step`: a tenth at one half and again at three quarters.
+            `constant`: the full learning rate.
         optimizer: Its learning rate is the full one.
         steps: Length of the run.
         warmup: Steps of linear warm-up, fewer than `steps`.
-        floor: Last value of cosine and line, as a share of the full learning rate.
+        floor: Last value of cosine and linear, as a share of the full learning rate.
     """
     if not 0 <= warmup < steps:
         raise ValueError(f"warmup must be >= 0 and less than steps ({steps}), got {warmup}")
@@ -42,9 +42,12 @@ def make_schedule(
     def cosine(step: int) -> float:
         return floor + (1 - floor) * (0.5 + 0.5 * math.cos(math.pi * done(step)))
 
+    def linear(step: int) -> float:
+        return floor + (1 - floor) * (1 - done(step))
+
     shapes: dict[str, Callable[[int], float]] = {
         "cosine": cosine,
-        "linear": lambda step: floor + (1 - floor) * (1 - done(step)),
+        "linear": linear,
         "step": lambda step: 0.1 ** bisect_right(milestones, step),
         "constant": lambda step: 1.0,
     }

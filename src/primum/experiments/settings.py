@@ -5,23 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-from primum.experiments.arms import Arm
+from primum.experiments.arms import Arm, Task
 from primum.experiments.augment import AUGMENTATIONS
+from primum.experiments.defaults import LANGUAGE_RATES, LATER, OPTIMIZERS, usual_decay, usual_lr
 from primum.experiments.errors import UserError
 from primum.experiments.images import DataSettings
 from primum.experiments.models import MODELS
 from primum.experiments.models.norms import Norm
-from primum.experiments.schedules import ScheduleName, scaled_lr
+from primum.experiments.schedules import ScheduleName
+from primum.experiments.texts import TextSettings, Tokens, digest_of
 
 VERSION = 1  # raise it when the same settings no longer give the same numbers
-
-# The paper's for CIFAR (App. E), at batches of 128; they grow with the batch's square root.
-RATES: dict[str, float] = {"sgd": 0.1, "adamw": 1e-3}
-DECAYS: dict[str, float] = {"sgd": 1e-4, "adamw": 5e-5}
-VIEWS = (1, 2, 6)
-OPTIMIZERS: dict[str, str] = {"sgd": "SGD", "adamw": "AdamW"}
 
 
 @dataclass(frozen=True)
@@ -48,9 +44,17 @@ class LookSettings:
             raise UserError(f"radius must be >= 0 and finite, got {self.radius}")
 
 
-def _option(default: Any, kind: type, about: str, choices: tuple[str, ...] | None = None) -> Any:
-    """A setting with the help text of its command-line option."""
-    return field(default=default, metadata={"kind": kind, "help": about, "choices": choices})
+def _option(
+    default: Any,
+    kind: type,
+    about: str,
+    choices: tuple[Any, ...] | None = None,
+    task: Task | None = None,
+) -> Any:
+    """A setting with the help text of its command-line option, and the task it is for, if one."""
+    about = about if task is None else f"{task}: {about}"
+    meta = {"kind": kind, "help": about, "choices": choices, "task": task}
+    return field(default=default, metadata=meta)
 
 
 @dataclass(frozen=True)
@@ -60,30 +64,54 @@ class RunSettings:
     The location of the data is not part of it.
     """
 
+    task: Task = _option("images", str, "what is learned", get_args(Task))  # noqa: RUF009
     model: str = _option(
-        "cnn-small", str, "resnet20, vit-micro, ..., or your own as package.module:factory"
+        "cnn-small",
+        str,
+        "resnet20, vit-micro, ...; language: gpt-micro, ...; or your own as package.module:factory",
     )
-    norm: Norm | None = _option(None, str, "for models that have both", ("group", "batch"))  # noqa: RUF009
-    data: str = _option("cifar10", str, "cifar100, digits, generated, ..., or owner/name")
-    label_column: str | None = _option(None, str, "column of class numbers, if not the usual one")
-    train_size: int | None = _option(None, int, "use only N training images")
-    test_size: int | None = _option(None, int, "use only N test images")
-    balanced: bool = _option(False, bool, "choose those evenly from all classes")
-    label_noise: float = _option(0.0, float, "share of training labels replaced by wrong ones")
-    noise_seed: int = _option(0, int, "which labels are replaced")
-    image_size: int | None = _option(None, int, "side of generated images, or of crops")
-    classes: int | None = _option(None, int, "number of classes of generated images")
-    augment: str = _option("crop-flip", str, "augmentation", tuple(AUGMENTATIONS))
-    batch_size: int = _option(128, int, "samples per step")
+    norm: Norm | None = _option(  # noqa: RUF009
+        None, str, "for models that have both", ("group", "batch"), "images"
+    )
+    data: str = _option("cifar10", str, "cifar100, digits, ..., or owner/name; language: kjv")
+    label_column: str | None = _option(
+        None, str, "column of class numbers, if not the usual one", task="images"
+    )
+    train_size: int | None = _option(None, int, "use only N training images, or tokens")
+    test_size: int | None = _option(None, int, "use only N test images, or held-out tokens")
+    balanced: bool = _option(False, bool, "choose those evenly from all classes", task="images")
+    label_noise: float = _option(
+        0.0, float, "share of training labels replaced by wrong ones", task="images"
+    )
+    noise_seed: int = _option(0, int, "which labels are replaced", task="images")
+    image_size: int | None = _option(
+        None, int, "side of generated images, or of crops", task="images"
+    )
+    classes: int | None = _option(None, int, "number of classes of generated images", task="images")
+    augment: str = _option("crop-flip", str, "augmentation", tuple(AUGMENTATIONS), "images")
+    tokens: Tokens = _option(  # noqa: RUF009
+        "char", str, "characters, or words and punctuation", get_args(Tokens), "language"
+    )
+    vocabulary: int = _option(
+        2000, int, "words that are kept; the others are one token", task="language"
+    )
+    length: int = _option(64, int, "tokens of a sequence", task="language")
+    batch_size: int = _option(128, int, "images, or sequences, per step")
     epochs: int = _option(12, int, "length of a run")
     steps: int | None = _option(None, int, "length in steps, instead of epochs")
     evaluate_every: int = _option(1, int, "epochs between evaluations; the last epoch is evaluated")
+    evaluate_steps: int | None = _option(None, int, "steps between evaluations, instead of epochs")
     optimizer: Literal["sgd", "adamw"] = _option("sgd", str, "optimizer", tuple(OPTIMIZERS))
     lr: float | None = _option(
-        None, float, "0.1 (sgd) or 0.001 (adamw), times sqrt(batch size / 128)"
+        None,
+        float,
+        "0.1 (sgd) or 0.001 (adamw), times sqrt(batch size / 128); language: "
+        f"{LANGUAGE_RATES['sgd']:g} or {LANGUAGE_RATES['adamw']:g}, times sqrt(batch size / 32)",
     )
     lr_scale: float = _option(1.0, float, "factor on the learning rate, given or not")
-    weight_decay: float | None = _option(None, float, "1e-4 (sgd) or 5e-5 (adamw)")
+    weight_decay: float | None = _option(
+        None, float, "1e-4 (sgd) or 5e-5 (adamw); language: 0 or 0.01"
+    )
     decay_norms: bool = _option(True, bool, "weight decay of biases and norms too")
     bias_lr: float = _option(
         1.0, float, "factor on lr of biases and norms; their decay per step stays the same"
@@ -97,13 +125,20 @@ class RunSettings:
         "cosine",
         str,
         "of lr: half a cosine, a line, a tenth at one half and three quarters, or none",
-        ("cosine", "linear", "step", "constant"),
+        get_args(ScheduleName),
     )
     warmup: float = _option(0.0, float, "epochs of linear warm-up")
-    lr_floor: float = _option(0.0, float, "end of cosine and line, as a share of lr")
+    warmup_steps: int | None = _option(None, int, "steps of it, instead of epochs")
+    lr_floor: float = _option(0.0, float, "end of cosine and linear, as a share of lr")
     label_smoothing: float = _option(0.0, float, "share of the target spread over all classes")
     ema: float | None = _option(None, float, "decay of averaged weights, which are evaluated too")
-    views: int = _option(1, int, "views of each test image at the end: 1, 2 (mirrored too), or 6")
+    views: int = _option(
+        1,
+        int,
+        "views of each test image at the end; 2: mirrored too, 6: and moved by a pixel",
+        (1, 2, 6),
+        "images",
+    )
     precision: Literal["fp32", "bf16", "fp16"] = _option(
         "fp32", str, "autocast; fp16 with a GradScaler", ("fp32", "bf16", "fp16")
     )
@@ -118,7 +153,8 @@ class RunSettings:
 
     def __post_init__(self) -> None:
         at_least = {"batch_size": 1, "epochs": 1, "steps": 1, "evaluate_every": 1, "seed": 0}
-        for what, least in (at_least | {"observe_every": 1}).items():
+        at_least |= {"observe_every": 1, "evaluate_steps": 1, "warmup_steps": 0, "length": 1}
+        for what, least in at_least.items():
             value = getattr(self, what)
             if value is not None and value < least:
                 raise UserError(f"{what} must be >= {least}, got {value}")
@@ -143,29 +179,53 @@ class RunSettings:
         for each in fields(self):
             choices, value = each.metadata.get("choices"), getattr(self, each.name)
             if choices and value is not None and value not in choices:
-                raise UserError(f"{each.name} must be one of {', '.join(choices)}, got {value!r}")
-        if self.views not in VIEWS:
-            raise UserError(f"views must be one of {', '.join(map(str, VIEWS))}, got {self.views}")
+                known = ", ".join(map(str, choices))
+                raise UserError(f"{each.name} must be one of {known}, got {value!r}")
         if self.look is not None and self.order == "stream":
             raise UserError("whole-network measurements need batches in the order 'epoch'")
-        self.data_settings()  # raises for wrong ones
+        self._check_task()
+        self.text_settings() if self.task == "language" else self.data_settings()  # raise as well
+
+    def _check_task(self) -> None:
+        for each in fields(self):
+            task = each.metadata.get("task") or self.task
+            if task != self.task and getattr(self, each.name) != each.default:
+                raise UserError(f"{each.name} is for {task}; leave it out for {self.task}")
+        if self.task == "language" and (self.look is not None or self.order != "epoch"):
+            raise UserError("whole-network measurements and the demo's order are for images")
+        if self.arm.task != self.task:
+            if self.arm.name != "base":
+                raise UserError(f"arm {self.arm.name} is for {self.arm.task}; set its task")
+            object.__setattr__(self, "arm", Arm("base", task=self.task))
 
     @property
     def rate(self) -> float:
         """The full learning rate."""
-        own = scaled_lr(RATES[self.optimizer], self.batch_size) if self.lr is None else self.lr
+        own = usual_lr(self.task, self.optimizer, self.batch_size) if self.lr is None else self.lr
         return own * self.lr_scale
 
     @property
     def decay(self) -> float:
         """The weight decay."""
-        return DECAYS[self.optimizer] if self.weight_decay is None else self.weight_decay
+        usual = usual_decay(self.task, self.optimizer)
+        return usual if self.weight_decay is None else self.weight_decay
 
     @property
     def title(self) -> str:
         """Model, data, optimizer and batch size, the same for all arms."""
-        name = OPTIMIZERS[self.optimizer]
-        return f"{self.model} on {self.data}, {name}, batches of {self.batch_size}"
+        name, size = OPTIMIZERS[self.optimizer], str(self.batch_size)
+        data = self.data
+        if self.task == "language":
+            data = f"{self.tokens}s of {data.partition(':')[0]}"
+            size = f"{size} x {self.length}"
+        return f"{self.model} on {data}, {name}, batches of {size}"
+
+    def text_settings(self, data_dir: str | None = None, file: str | None = None) -> TextSettings:
+        """What to load for language, and from where."""
+        same = ("tokens", "vocabulary", "train_size", "test_size")
+        return TextSettings(
+            self.data, data_dir, file, **{name: getattr(self, name) for name in same}
+        )
 
     def data_settings(
         self, data_dir: str | None = None, cache_dir: str | None = None
@@ -187,17 +247,20 @@ class RunSettings:
         found = asdict(self)
         for name in ("arm", "seed", "lr_scale"):
             del found[name]
-        later = {"evaluate_every": 1, "observe_every": 10, "order": "epoch", "look": None,
-                 "bias_lr": 1.0, "views": 1}  # fmt: skip
-        for name, default in later.items():
-            if found[name] == default:
-                del found[name]
+        for each in fields(self):
+            if each.metadata.get("task") not in (None, self.task):
+                del found[each.name]
+        for name, default in LATER.items():
+            if found.get(name, default) == default:
+                found.pop(name, None)
         if self.look is not None:
             found["look"]["lr_factors"] = list(self.look.lr_factors)
-        known = MODELS.get(self.model)
-        norm = self.norm or (known.norms[0] if known and known.norms else None)
         epochs = None if self.steps else self.epochs
-        return found | {"lr": self.rate, "weight_decay": self.decay, "norm": norm, "epochs": epochs}
+        found |= {"lr": self.rate, "weight_decay": self.decay, "epochs": epochs}
+        if self.task == "language":
+            return found | {"text": digest_of(self.data)}
+        known = MODELS.get(self.model)
+        return found | {"norm": self.norm or (known.norms[0] if known and known.norms else None)}
 
     @property
     def key(self) -> str:

@@ -1,4 +1,4 @@
-"""The studies behind docs/results.md and docs/tutorial.md: questions and the runs that answer them.
+"""The studies behind the docs' results, tutorial and language models, and how they are run.
 
     python -m primum.experiments.studies --data-dir DIR --workers 2     # all, several hours
     python -m primum.experiments.studies --data-dir DIR --only noise long-sgd
@@ -14,23 +14,22 @@ is made once. The same command continues where it was stopped.
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from primum.experiments import options
 from primum.experiments.cli import guarded
 from primum.experiments.commands import place_of
-from primum.experiments.plan import plan
+from primum.experiments.language_studies import LANGUAGE
 from primum.experiments.progress import Progress
 from primum.experiments.runs import TABLE, RunRecord, write_table
-from primum.experiments.settings import RunSettings
 from primum.experiments.speedrun import speedrun_runs, tuning_runs
 from primum.experiments.store import Store
+from primum.experiments.study import Study
 from primum.experiments.sweep import run_sweep
 from primum.experiments.tutorial_runs import tiny, tutorial_runs
 
@@ -54,48 +53,10 @@ TINY = (
     "--data generated --image-size 8 --classes 4 --train-size 64 --test-size 12 --epochs 1 "
     "--batch-size 8"
 )
-
-
-@dataclass(frozen=True)
-class Study:
-    """A question and the runs that answer it.
-
-    Attributes:
-        name: On the command line.
-        question: What it asks.
-        words: Options of `primum compare`.
-        seeds: How many.
-        own_runs: Makes the runs of a study that is not a `primum compare`.
-        smoke_runs: Makes a few of these on generated images.
-    """
-
-    name: str
-    question: str
-    words: str = ""
-    seeds: int = 3
-    own_runs: Callable[[], list[RunSettings]] | None = None
-    smoke_runs: Callable[[], list[RunSettings]] | None = None
-
-    @property
-    def command(self) -> str:
-        """The command that makes the same runs."""
-        if self.own_runs is not None:
-            return f"python -m primum.experiments.studies --data-dir DIR --only {self.name}"
-        return f"primum compare {self.words} --seeds {self.seeds} --data-dir DIR --out results"
-
-    def runs(self) -> list[RunSettings]:
-        """All runs, in the order they are made."""
-        if self.own_runs is not None:
-            return self.own_runs()
-        parser = argparse.ArgumentParser()
-        options.add_arms(parser)
-        options.add_settings(parser)
-        chosen = parser.parse_args(shlex.split(self.words))
-        return plan(options.points(chosen), options.arms(chosen), range(self.seeds))
-
-    def found(self, store: Store) -> list[RunRecord]:
-        """Its finished runs."""
-        return [record for run in self.runs() if (record := store.find(run)) is not None]
+TINY_TEXT = (
+    "--task language --train-size 2000 --test-size 400 --length 8 --batch-size 4 --steps 4 "
+    "--evaluate-steps 2 --warmup-steps 1"
+)
 
 
 _ALL = (
@@ -203,7 +164,9 @@ _ALL = (
         "What does a step do to its samples?",
         own_runs=tutorial_runs,
         smoke_runs=lambda: [tiny(run) for run in tutorial_runs()[14:19]],
+        page="tutorial",
     ),
+    *LANGUAGE,
 )
 STUDIES: dict[str, Study] = {study.name: study for study in _ALL}
 
@@ -213,6 +176,8 @@ def smoke(study: Study) -> Study:
     if study.smoke_runs is not None:
         return replace(study, own_runs=study.smoke_runs)
     arms = study.words.split("--arms")[1]
+    if study.page == "language":
+        return replace(study, words=f"{TINY_TEXT} --arms {arms}", seeds=1)
     model = "--model vit-micro " if "vit-micro" in study.words else ""
     return replace(study, words=f"{model}{TINY} --arms {arms}", seeds=1)
 
@@ -259,7 +224,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def work() -> int:
         if arguments.pages:
-            from primum.experiments.results_page import make_pages
+            from primum.experiments.pages import make_pages
 
             return make_pages(arguments.out, arguments.docs, check=arguments.check)
         if arguments.smoke:

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from primum.experiments.cli import PAPER
+from primum.experiments.defaults import OPTIMIZERS, RATES
 from primum.experiments.evidence import findings_of
 from primum.experiments.judge import Outcome
 from primum.experiments.reproduce import EXPERIMENTS
+from primum.experiments.runs import RunRecord
 from primum.experiments.schedules import scaled_lr
-from primum.experiments.settings import OPTIMIZERS, RATES
 from primum.experiments.speedrun import FALLING, FIRST_HALF
 from primum.experiments.statistics import Difference, family
 from primum.experiments.store import Store
@@ -34,10 +35,15 @@ NAMES = {  # on the page; others keep theirs
     "upgrad-network": "upgrad, whole network",
     "upgrad-network@upgrad_scale=mean-1": "upgrad, whole network, mean 1",
     "primum@radius=0.05": "primum, radius 0.05",
+    "primum@radius=0.2": "primum, radius 0.2",
     FALLING: "radius 0.4 to 0.1",
     FIRST_HALF: "radius 0.4, first half only",
     "primum@radius=0.4,part=head": "radius 0.4, head alone",
     "primum@radius=0.4,part=backbone": "radius 0.4, backbone alone",
+    "primum@per=sample": "whole sequences, radius 0.1",
+    "primum@radius=0.2,per=sample": "whole sequences, radius 0.2",
+    "primum@max_extra_weight=0.5": "primum, extra weights up to 0.5",
+    "primum@max_extra_weight=1.0": "primum, extra weights up to 1",
 }
 
 
@@ -47,12 +53,24 @@ def named(arm: str) -> str:
 
 
 class Results:
-    """Finished runs of all studies."""
+    """Finished runs of all studies.
+
+    A study of which no run was made has none, even if it shares some with an earlier study.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        store = Store(folder)
-        self.runs = {name: study.found(store) for name, study in STUDIES.items()}
+        store, taken = Store(folder), set[str]()
+        self.runs: dict[str, list[RunRecord]] = {}
+        for name, study in STUDIES.items():
+            found = study.found(store)
+            own = {run.arm_settings["key"] for run in found} - taken
+            self.runs[name] = found if own else []
+            taken |= {run.key for run in study.runs()}
+
+    def of(self, page: str) -> dict[str, list[RunRecord]]:
+        """Finished runs of the studies that a page shows."""
+        return {name: runs for name, runs in self.runs.items() if STUDIES[name].page == page}
 
     def groups(self, study: str) -> list[Group]:
         """Runs of a study by settings."""
@@ -60,8 +78,8 @@ class Results:
 
     @cached_property
     def every(self) -> list[Group]:
-        """All settings of all studies but the tutorial's, whatever their learning rate."""
-        runs = [run for name, found in self.runs.items() if name != "tutorial" for run in found]
+        """All settings of the page's studies, whatever their learning rate."""
+        runs = [run for found in self.of("results").values() for run in found]
         return group_runs(list({run.arm_settings["key"]: run for run in runs}.values()))
 
     @cached_property
@@ -71,7 +89,7 @@ class Results:
             run.arm_settings["key"]: run
             for name, runs in self.runs.items()
             for run in runs
-            if not name.startswith(("rates", "rivals")) and name != "tutorial"
+            if not name.startswith(("rates", "rivals")) and STUDIES[name].page == "results"
         }
         return group_runs(list(every.values()))
 

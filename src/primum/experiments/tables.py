@@ -18,16 +18,18 @@ TESTED = ("accuracy", "loss", "ema_accuracy", "views_accuracy")  # metrics that 
 
 
 class Metric(NamedTuple):
-    """A number of a run: heading on a page, heading on a terminal, digits shown."""
+    """A number of a run: heading on a page, heading on a terminal, digits shown, what is better."""
 
     heading: str
     short: str
     digits: int
+    better: str = "higher"
 
 
+HELD_OUT_LOSS = Metric("held-out loss, nats per token", "loss, nats", 3, "lower")  # of language
 METRICS: dict[str, Metric] = {
     "accuracy": Metric("test accuracy, %", "test acc %", 2),
-    "loss": Metric("test loss", "test loss", 3),
+    "loss": Metric("test loss", "test loss", 3, "lower"),
     "ema_accuracy": Metric("test accuracy of averaged weights, %", "EMA acc %", 2),
     "views_accuracy": Metric("test accuracy over several views, %", "views acc %", 2),
     "harmed_plain": Metric("harmed by plain step, %", "harmed %", 1),
@@ -112,6 +114,20 @@ class Group:
     def runs(self) -> list[RunRecord]:
         """All runs."""
         return [run for runs in self.arms.values() for run in runs]
+
+    @property
+    def language(self) -> bool:
+        """Whether these are language models."""
+        return self.settings.get("task") == "language"
+
+    @cached_property
+    def judged_by(self) -> str:
+        """The metric that decides: accuracy, or the loss where there is no accuracy."""
+        return "accuracy" if self.table["accuracy"].notna().any() else "loss"
+
+    def about(self, metric: str) -> Metric:
+        """How a metric is shown."""
+        return HELD_OUT_LOSS if self.language and metric == "loss" else METRICS[metric]
 
     @property
     def focus(self) -> str | None:

@@ -15,21 +15,18 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from primum import StepReport
-from primum.experiments.augment import AUGMENTATIONS
+from primum.experiments.epochs import Batch
 from primum.experiments.errors import UserError
-from primum.experiments.images import Batches, ImageData
-from primum.experiments.images.batches import Batch, first_images
-from primum.experiments.methods import autocast, cross_entropies, make_method
-from primum.experiments.models import build_model
-from primum.experiments.models.whitened import WhitenedCNN
+from primum.experiments.losses import cross_entropies
+from primum.experiments.methods import autocast, make_method
 from primum.experiments.optimizers import make_optimizer, weight_average
 from primum.experiments.schedules import make_schedule
 from primum.experiments.settings import Matched, RunSettings
 from primum.experiments.stopwatch import Stopwatch
-from primum.experiments.torchrun import Ranks, current
+from primum.experiments.tasks import Data, evaluation_batches, initial_model, train_batches
+from primum.experiments.torchrun import current
 
 FORMAT = 2  # of a checkpoint
-TEST_BATCH = 500
 
 
 class Callback:
@@ -45,7 +42,7 @@ class Callback:
         """Called after each step; `report` is None for steps that are not observed."""
 
     def after_epoch(self, trainer: Trainer) -> None:
-        """Called after the last step of each epoch and of the run."""
+        """Called after each epoch, or every `evaluate_steps` steps, and at the end of the run."""
 
     def fields(self, trainer: Trainer) -> dict[str, Any]:
         return {}
@@ -61,7 +58,7 @@ class Trainer:
 
     Args:
         settings: Of the run.
-        data: `load_data(settings.data_settings(...))`.
+        data: `tasks.load(settings, ...)`.
         callbacks: Called in this order.
         matched: For lr-matched and time-matched.
         data_workers: Processes that prepare batches; they change no number.
@@ -70,7 +67,7 @@ class Trainer:
     def __init__(
         self,
         settings: RunSettings,
-        data: ImageData,
+        data: Data,
         callbacks: Sequence[Callback] = (),
         *,
         matched: Matched | None = None,
@@ -82,20 +79,16 @@ class Trainer:
         self.ranks.check(settings)
         self.device = self.ranks.device(settings.device)
         self.data_workers = data_workers
-        self.batches = _batches(settings, data, self.ranks, data_workers)
+        self.batches = train_batches(settings, data, self.ranks, data_workers)
         wanted = settings.steps or settings.epochs * len(self.batches)
         self.steps = max(1, round(wanted * self.matched.steps_factor))
         self.step_count = 0
-        model = build_model(
-            settings.model, data.classes, data.image_size, norm=settings.norm, seed=settings.seed
-        )
-        if isinstance(model, WhitenedCNN):
-            model.whiten(first_images(data))
-        self.model: nn.Module = model.to(self.device)
+        self.model: nn.Module = initial_model(settings, data).to(self.device)
         # Before the arm is attached, which the copy would copy too.
         self.average = None if settings.ema is None else weight_average(self.model, settings.ema)
         self.optimizer = make_optimizer(settings, self.model)
-        warmup = round(settings.warmup * len(self.batches))
+        warmup = settings.warmup_steps
+        warmup = round(settings.warmup * len(self.batches)) if warmup is None else warmup
         if warmup >= self.steps:
             raise UserError(
                 f"warmup takes {warmup} steps, but the run has {self.steps}; choose a shorter one"
@@ -118,9 +111,14 @@ class Trainer:
         self._set_lr()
 
     @property
+    def period(self) -> int:
+        """Steps from one call of `after_epoch` to the next: an epoch, or `evaluate_steps`."""
+        return self.settings.evaluate_steps or len(self.batches)
+
+    @property
     def between_epochs(self) -> bool:
-        """Whether an epoch has just ended."""
-        return self.step_count % len(self.batches) == 0
+        """Whether such a period has just ended."""
+        return self.step_count % self.period == 0
 
     @property
     def finished(self) -> bool:
@@ -139,7 +137,7 @@ class Trainer:
 
     def step(self) -> None:
         """Take one step and call the callbacks."""
-        observed = self.method.observed(self.step_count % len(self.batches))
+        observed = self.method.observed(self.step_count % self.period)
         for callback in self.callbacks:
             callback.before_step(self)
         self.lr = float(self.optimizer.param_groups[0]["lr"])
@@ -157,6 +155,7 @@ class Trainer:
         ended = self.finished or self.between_epochs
         if ended:
             self.stopwatch.stop()
+        if ended or self.step_count % len(self.batches) == 0:
             self.close()
         for callback in self.callbacks:
             callback.after_step(self, batch, report)
@@ -187,7 +186,7 @@ class Trainer:
 
     def _set_lr(self) -> None:
         """Set the schedule's learning rates, times the factor of a matched control."""
-        factor = self.matched.lr_factor(self.step_count // len(self.batches))
+        factor = self.matched.lr_factor(self.step_count // self.period)
         for group, lr in zip(self.optimizer.param_groups, self.schedule.get_last_lr(), strict=True):
             group["lr"] = lr * factor
 
@@ -197,16 +196,9 @@ class Trainer:
             self._epoch.close()
             self._epoch = self._coming = None
 
-    def test_batches(self, batch_size: int = TEST_BATCH) -> Iterator[Batch]:
-        """The test images on the run's device, in order."""
-        test = Batches(
-            self.data.test,
-            self.data,
-            batch_size=batch_size,
-            shuffle=False,
-            drop_last=False,
-            workers=self.data_workers,
-        )
+    def test_batches(self, batch_size: int | None = None) -> Iterator[Batch]:
+        """Test images, or held-out text, on the run's device, in order."""
+        test = evaluation_batches(self.settings, self.data, self.data_workers, batch_size)
         epoch = test.epoch(0)
         try:
             for batch in epoch:
@@ -216,20 +208,22 @@ class Trainer:
 
     @torch.no_grad()
     def evaluate(self, model: nn.Module | None = None) -> tuple[float, float]:
-        """Mean test loss and test accuracy; both NaN if the model has diverged."""
+        """Mean test loss and accuracy, per image or token; both NaN if the model has diverged."""
         model = model or self.model
         training = model.training
         model.eval()
         loss = torch.zeros((), dtype=torch.float64, device=self.device)
         right = torch.zeros((), dtype=torch.int64, device=self.device)
+        count = 0
         for batch in self.test_batches():
             with autocast(self.settings):
-                logits = model(batch.images)
+                logits = model(batch.inputs)
             loss += cross_entropies(logits, batch.targets).double().sum()
-            right += (logits.argmax(1) == batch.targets).sum()
+            right += (logits.argmax(-1) == batch.targets).sum()
+            count += batch.targets.numel()
         model.train(training)
-        mean = float(loss) / len(self.data.test)
-        return mean, int(right) / len(self.data.test) if math.isfinite(mean) else math.nan
+        mean = float(loss) / count
+        return mean, int(right) / count if math.isfinite(mean) else math.nan
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values and tensors, for `weights_only=True`. All ranks have to call it."""
@@ -277,20 +271,3 @@ class Trainer:
             "scaler": self.scaler,
         }
         return {name: part for name, part in parts.items() if part is not None}
-
-
-def _batches(settings: RunSettings, data: ImageData, ranks: Ranks, workers: int) -> Batches:
-    try:
-        return Batches(
-            data.train,
-            data,
-            batch_size=settings.batch_size,
-            seed=settings.seed,
-            augmentation=AUGMENTATIONS[settings.augment],
-            stream=settings.order == "stream",
-            workers=workers,
-            rank=ranks.rank,
-            ranks=ranks.size,
-        )
-    except ValueError as error:
-        raise UserError(str(error)) from error

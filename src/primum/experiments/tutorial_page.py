@@ -10,10 +10,10 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from primum.diagnostics import figures
+from primum.experiments.defaults import OPTIMIZERS
 from primum.experiments.formatting import markdown_table, show
 from primum.experiments.plots import curves, protected_samples
 from primum.experiments.runs import RunRecord
-from primum.experiments.settings import OPTIMIZERS
 from primum.experiments.statistics import interval
 from primum.experiments.study_results import Results
 

@@ -10,46 +10,55 @@ from primum.experiments.tables import Group, moments_by_label
 
 NOT_SEEN = "no difference was seen"
 SHOWN = {"accuracy": ("test accuracy", 1, " points"), "loss": ("test loss", 3, "")}
+LANGUAGE = {"loss": ("held-out loss", 3, " nats per token")}
+Shown = dict[str, tuple[str, int, str]]
+
+
+def shown_of(group: Group) -> Shown:
+    """The metrics in a group's sentences: name, digits, unit."""
+    return LANGUAGE if group.language else SHOWN
 
 
 def headline(group: Group) -> str:
-    """One sentence: the arm in focus against base, on the last epoch's test metrics."""
-    focus = group.focus
+    """One sentence: the arm in focus against base, on the test metrics at the end."""
+    focus, shown = group.focus, shown_of(group)
     if focus is None:
         return whole_network(group) or (
             f"Only {next(iter(group.arms))} was run; there is nothing to compare."
         )
-    pairs = [group.pair(focus, "base", metric) for metric in SHOWN]
+    pairs = [group.pair(focus, "base", metric) for metric in shown]
     if "base" not in group.table.index or focus not in group.table.index:
         return f"There are no finished runs of both {focus} and base; nothing can be compared."
     if not any(pairs):
         return "There are no test metrics of common seeds, so there is nothing to compare."
     if all(pair is None or len(pair[0]) < 2 for pair in pairs):
         return "One seed gives no interval, so a difference from base cannot be judged."
-    tests = {metric: group.against_base(metric).get(focus) for metric in SHOWN}
+    tests = {metric: group.against_base(metric).get(focus) for metric in shown}
     known = {metric: test for metric, test in tests.items() if test is not None}
     if not any(test.seen for test in known.values()):
-        names = " or ".join(SHOWN[metric][0] for metric in known)
+        names = " or ".join(shown[metric][0] for metric in known)
         could = " or ".join(
-            f"{test.smallest:.{SHOWN[metric][1]}f}{SHOWN[metric][2]} in {SHOWN[metric][0]}"
+            f"{test.smallest:.{shown[metric][1]}f}{shown[metric][2]} in {shown[metric][0]}"
             for metric, test in known.items()
         )
         return (
             f"No difference between {focus} and base was seen in {names}. Four times out of five, "
             f"these runs would have shown a difference of {could}."
         )
-    return f"{_sentence(focus, 'base', known)} {_controls(group)}".strip()
+    return f"{_sentence(focus, 'base', known, shown)} {_controls(group)}".strip()
 
 
 def details(group: Group) -> list[str]:
     """Sentences under the headline: controls, harmed samples, time, unfinished runs."""
-    focus, sentences = group.focus, []
+    focus, sentences, shown = group.focus, [], shown_of(group)
+    rows = "tokens" if group.language else "samples"
     if focus is not None:
-        tests = {metric: group.focus_against(metric) for metric in SHOWN}
+        tests = {metric: group.focus_against(metric) for metric in shown}
         for arm in group.arms:
-            known = {m: tests[m][arm] for m in SHOWN if arm in tests[m]}
+            known = {m: tests[m][arm] for m in shown if arm in tests[m]}
             if known and all(test.interval.count > 1 for test in known.values()):
-                sentences.append(_sentence(focus, ARMS[arm].phrase if arm in ARMS else arm, known))
+                other = ARMS[arm].phrase if arm in ARMS else arm
+                sentences.append(_sentence(focus, other, known, shown))
     for arm in group.arms:
         if arm not in ("base", focus) and len(group.arms) > 1:
             continue
@@ -58,7 +67,7 @@ def details(group: Group) -> list[str]:
             own = "" if taken == before else f", and {taken.mean:.0f}% with the weights of {arm}"
             sentences.append(
                 f"{arm}: measured in the head, a plain step would have raised the loss of "
-                f"{before.mean:.0f}% of a batch's samples{own}."
+                f"{before.mean:.0f}% of a batch's {rows}{own}."
             )
     ratio = None if focus is None else group.interval(focus, "time_ratio")
     if ratio is not None:
@@ -92,21 +101,25 @@ def whole_network(group: Group) -> str:
 
 
 def _controls(group: Group) -> str:
-    """How a gain in accuracy over base compares with the controls, if there are both."""
-    gain = group.against_base("accuracy").get(group.focus or "")
-    tests = group.focus_against("accuracy")
+    """How a gain over base compares with the controls, if there are both.
+
+    In accuracy, or in loss where there is no accuracy.
+    """
+    metric, better = group.judged_by, group.about(group.judged_by).better
+    gain = group.against_base(metric).get(group.focus or "")
+    tests = group.focus_against(metric)
     controls = [arm for arm in CONTROLS if arm in tests]
-    if gain is None or gain.verdict != "higher" or not controls:
+    if gain is None or gain.verdict != better or not controls:
         return ""
-    beaten = [arm for arm in controls if tests[arm].verdict == "higher"]
+    beaten = [arm for arm in controls if tests[arm].verdict == better]
     if len(beaten) == len(controls):
-        return f"Its accuracy was also higher than that of the controls ({', '.join(beaten)})."
+        return f"Its {metric} was also {better} than that of the controls ({', '.join(beaten)})."
     others = " or ".join(arm for arm in controls if arm not in beaten)
-    return f"Its accuracy was not seen to be higher than with {others}, so the cause is open."
+    return f"Its {metric} was not seen to be {better} than with {others}, so the cause is open."
 
 
-def _sentence(arm: str, other: str, tests: dict[str, Difference]) -> str:
-    parts = "; ".join(f"{SHOWN[m][0]} {_change(t, *SHOWN[m][1:])}" for m, t in tests.items())
+def _sentence(arm: str, other: str, tests: dict[str, Difference], shown: Shown) -> str:
+    parts = "; ".join(f"{shown[m][0]} {_change(t, *shown[m][1:])}" for m, t in tests.items())
     return f"{arm.capitalize()} compared with {other}: {parts}."
 
 

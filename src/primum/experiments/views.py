@@ -46,7 +46,7 @@ class Views(Callback):
         right, finite = 0, True
         for batch in trainer.test_batches():
             with autocast(trainer.settings):
-                logits = views_logits(trainer.model, batch.images, trainer.settings.views)
+                logits = views_logits(trainer.model, batch.inputs, trainer.settings.views)
             finite = finite and bool(logits.isfinite().all())
             right += int((logits.argmax(1) == batch.targets).sum())
         trainer.model.train()

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from primum.experiments.augment import AUGMENTATIONS, Augmentation
+from primum.experiments.epochs import Batch
 from primum.experiments.images import Batches, DataSettings, ImageData, batches, load_data
-from primum.experiments.images.batches import Batch, first_images
+from primum.experiments.images.batches import first_images
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +53,7 @@ def test_alternating_mirrors_a_random_half_and_then_the_other(data: ImageData) -
     )
     ids, mirrored = torch.arange(50), []
     for epoch in range(4):
-        own, other = (each.make(ids, epoch, 0).images for each in (turned, plain))
+        own, other = (each.make(ids, epoch, 0).inputs for each in (turned, plain))
         mirrored.append((own == other.flip(3)).flatten(1).all(1))
         assert ((own == other).flatten(1).all(1) == ~mirrored[-1]).all()
     assert 10 < int(mirrored[0].sum()) < 40  # 50 throws of a coin
@@ -60,20 +61,20 @@ def test_alternating_mirrors_a_random_half_and_then_the_other(data: ImageData) -
     assert torch.equal(mirrored[2], mirrored[0])
     assert torch.equal(mirrored[3], mirrored[1])
     others = Batches(data.train, data, batch_size=50, seed=4, augmentation=turned.augmentation)
-    assert not torch.equal(others.make(ids, 0, 0).images, turned.make(ids, 0, 0).images)
+    assert not torch.equal(others.make(ids, 0, 0).inputs, turned.make(ids, 0, 0).inputs)
 
 
 def test_first_images_are_not_augmented(data: ImageData) -> None:
-    expected = Batches(data.train, data, batch_size=1).make(torch.arange(7), 0, 0).images
+    expected = Batches(data.train, data, batch_size=1).make(torch.arange(7), 0, 0).inputs
     assert torch.equal(first_images(data, 7), expected)
     assert len(first_images(data)) == 50
 
 
 def test_training_images_are_standardised(data: ImageData) -> None:
     (batch,) = Batches(data.train, data, batch_size=50).epoch(0)
-    assert batch.images.mean(dim=(0, 2, 3)).abs().max() < 1e-4
+    assert batch.inputs.mean(dim=(0, 2, 3)).abs().max() < 1e-4
     torch.testing.assert_close(
-        batch.images.var(dim=(0, 2, 3), correction=0), torch.ones(3), rtol=1e-3, atol=0
+        batch.inputs.var(dim=(0, 2, 3), correction=0), torch.ones(3), rtol=1e-3, atol=0
     )
 
 
@@ -137,7 +138,7 @@ def test_workers_end_with_the_epoch_or_before(data: ImageData) -> None:
 def test_augmentations_differ_from_step_to_step_and_epoch_to_epoch(data: ImageData) -> None:
     batches = Batches(data.train, data, batch_size=16, augmentation=Augmentation(padding=2))
     ids = torch.arange(16)
-    made = [batches.make(ids, epoch, step).images for epoch, step in ((0, 0), (0, 1), (1, 0))]
+    made = [batches.make(ids, epoch, step).inputs for epoch, step in ((0, 0), (0, 1), (1, 0))]
     assert not torch.equal(made[0], made[1])
     assert not torch.equal(made[0], made[2])
     assert not torch.equal(made[1], made[2])
@@ -172,7 +173,7 @@ def test_ranks_augment_differently(data: ImageData) -> None:
         Batches(data.train, data, batch_size=16, augmentation=crop, rank=rank, ranks=2)
         for rank in (0, 1)
     )
-    assert not torch.equal(first.make(ids, 0, 0).images, second.make(ids, 0, 0).images)
+    assert not torch.equal(first.make(ids, 0, 0).inputs, second.make(ids, 0, 0).inputs)
 
 
 def test_the_example_runs() -> None:

@@ -78,7 +78,7 @@ def test_batches_are_the_same_with_workers(folder: Path, resized: bool) -> None:
     batches = list(zip(alone.epoch(1), helped.epoch(1), strict=True))
     assert len(batches) == 3
     for first, second in batches:
-        assert first.images.shape == (2, 3, 16, 16)
-        assert torch.equal(first.images, second.images)
+        assert first.inputs.shape == (2, 3, 16, 16)
+        assert torch.equal(first.inputs, second.inputs)
         assert torch.equal(first.targets, second.targets)
         assert torch.equal(first.ids, second.ids)

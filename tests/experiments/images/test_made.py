@@ -86,5 +86,5 @@ def test_noisy_digits_are_standardised_and_noise_adds_its_variance() -> None:
 def test_noisy_digits_reach_the_model_as_they_are() -> None:
     data = load_data(DataSettings("noisy-digits", train_size=100))
     batch = next(Batches(data.train, data, batch_size=10, shuffle=False).epoch(0))
-    assert torch.equal(batch.images, noisy_digits(100)[0][:10])
+    assert torch.equal(batch.inputs, noisy_digits(100)[0][:10])
     assert (data.classes, data.image_size) == (10, 8)

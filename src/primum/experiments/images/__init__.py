@@ -8,7 +8,7 @@ lazy.py       images decoded when asked for, for data that does not fit in memor
 made.py       digits and generated images, which need no files
 select.py     subsets, label noise, mean and deviation
 load.py       all of it: `load_data(DataSettings(...))`
-batches.py    batches in an order that depends on seed and epoch alone
+batches.py    batches of images; their order is `epochs.py`'s
 """
 
 from primum.experiments.images.batches import Batches

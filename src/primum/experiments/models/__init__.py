@@ -1,4 +1,4 @@
-"""Image classifiers, each ending in one linear layer, the head. `registry` builds them by name.
+"""Models that end in one linear layer, the head: image classifiers and language models.
 
 digits.py     the demo's two, for one-channel images of 8 x 8 pixels
 small.py      a group-norm CNN for studies on a CPU
@@ -6,18 +6,25 @@ whitened.py   a compact CNN for speedruns on CIFAR-10
 resnet.py     ResNet-20 and ResNet-44 for CIFAR, ResNet-50
 vit.py        vision transformers for small images
 convnext.py   ConvNeXt-T
-registry.py   by name, or a user's own by import path
+registry.py   image classifiers by name, or a user's own by import path
+gpt.py        a small GPT
+language.py   language models by name, or a user's own by import path
 """
 
 from primum.experiments.models.digits import EncoderBlock, GroupNormCNN, PatchTransformer
+from primum.experiments.models.gpt import GPT
+from primum.experiments.models.language import LANGUAGE_MODELS, build_language_model
 from primum.experiments.models.registry import MODELS, ModelError, build_model, find_model
 
 __all__ = [
+    "GPT",
+    "LANGUAGE_MODELS",
     "MODELS",
     "EncoderBlock",
     "GroupNormCNN",
     "ModelError",
     "PatchTransformer",
+    "build_language_model",
     "build_model",
     "find_model",
 ]

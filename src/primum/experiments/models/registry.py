@@ -6,7 +6,7 @@ import importlib
 import inspect
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -162,8 +162,10 @@ def find_model(name: str, norm: Norm | None = None) -> Callable[[int, int], nn.M
         return _by_name(name, norm)
     if norm is not None:
         raise ModelError(f"norm={norm!r} works with models by name only; leave it out for {name}")
-    factory = _find(name)
-    return lambda classes, image_size: _call(factory, name, classes, image_size)
+    factory = find_factory(name)
+    return lambda classes, image_size: call_factory(
+        factory, name, {"classes": classes, "image_size": image_size}
+    )
 
 
 def _by_name(name: str, norm: Norm | None) -> Callable[[int, int], nn.Module]:
@@ -187,25 +189,25 @@ def _by_name(name: str, norm: Norm | None) -> Callable[[int, int], nn.Module]:
     return build
 
 
-def _call(factory: Callable[..., object], path: str, classes: int, image_size: int) -> nn.Module:
+def call_factory(factory: Callable[..., object], path: str, sizes: Mapping[str, int]) -> nn.Module:
+    """The model of a user's own factory, called with the sizes as keywords."""
     try:
-        inspect.signature(factory).bind(classes=classes, image_size=image_size)
+        inspect.signature(factory).bind(**sizes)
     except TypeError as error:
-        raise ModelError(
-            f"{path} must take the keywords classes and image_size: {error}"
-        ) from error
+        names = " and ".join(sizes)
+        raise ModelError(f"{path} must take the keywords {names}: {error}") from error
     try:
-        model = factory(classes=classes, image_size=image_size)
+        model = factory(**sizes)
     except Exception as error:  # of any kind: it is the user's code
-        raise ModelError(
-            f"{path} failed with classes={classes}, image_size={image_size}: {_in_one_line(error)}"
-        ) from error
+        given = ", ".join(f"{name}={size}" for name, size in sizes.items())
+        raise ModelError(f"{path} failed with {given}: {_in_one_line(error)}") from error
     if not isinstance(model, nn.Module):
         raise ModelError(f"{path} must return a torch.nn.Module, got {type(model).__name__}")
     return model
 
 
-def _find(path: str) -> Callable[..., object]:
+def find_factory(path: str) -> Callable[..., object]:
+    """The function or class behind `package.module:factory`."""
     module_name, _, attribute = path.partition(":")
     if not module_name or not attribute:
         raise ModelError(f"an import path has the form package.module:factory, got {path!r}")

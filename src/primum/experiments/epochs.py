@@ -1,0 +1,187 @@
+"""Batches whose order depends on seed, epoch and step alone, of images and of text.
+
+A run that resumes in the middle of an epoch sees exactly the batches it would have seen, whatever
+the number of workers; only the numbers of epoch and step have to be stored.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+from multiprocessing import get_all_start_methods
+from threading import Thread
+from time import sleep
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from primum.experiments.errors import UserError
+
+# Purposes of the generators, which keep them apart; 3 is taken. Only images are mirrored, and only
+# text is shifted.
+ORDER, AUGMENT, MIRROR, SHIFT = 1, 2, 4, 4
+LOOK_UP = 0.5  # seconds between a worker's checks for its parent
+
+
+class Batch(NamedTuple):
+    """Inputs, targets and ids of some samples; an id is a sample's place in its split.
+
+    Images: inputs float [B, 3, H, W], normalised; labels [B] or soft targets [B, classes]; ids [B].
+    Text: tokens [B, T]; the tokens that follow each of them [B, T]; ids [B].
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    ids: Tensor
+
+    def to(self, device: torch.device) -> Batch:
+        """The same on a device."""
+        return Batch(*(each.to(device, non_blocking=True) for each in self))
+
+
+class Epochs:
+    """Epochs of batches of a number of samples; a subclass makes the batches.
+
+    Args:
+        count: number of samples.
+        batch_size: samples of a step, over all ranks.
+        seed: of the order.
+        shuffle: a new order in each epoch; otherwise their own.
+        drop_last: leave out a last batch that is not full.
+        stream: draw all epochs' orders from one generator, as `primum demo` always did, instead of
+            one generator per epoch.
+        workers: processes that prepare batches, which changes no bit of them. They end with the
+            epoch, or when its batches are closed or let go.
+        rank: which part of each batch this process takes, of `ranks`.
+        ranks: number of processes that share a batch.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        *,
+        batch_size: int,
+        seed: int = 0,
+        shuffle: bool = True,
+        drop_last: bool = True,
+        stream: bool = False,
+        workers: int = 0,
+        rank: int = 0,
+        ranks: int = 1,
+    ) -> None:
+        if batch_size < ranks:
+            raise ValueError(f"batch_size must be >= ranks ({ranks}), got {batch_size}")
+        if drop_last and batch_size > count:
+            raise ValueError(
+                f"batch_size is {batch_size}, but there are {count} samples; "
+                "choose a smaller one, or drop_last=False"
+            )
+        if seed < 0:
+            raise ValueError(f"seed must be >= 0, got {seed}")
+        self.count = count
+        self.batch_size = batch_size
+        self.seed = seed
+        self.shuffle = shuffle
+        self.drop_last = drop_last
+        self.stream = stream
+        self.workers = workers
+        self.rank, self.ranks = rank, ranks
+
+    def __len__(self) -> int:
+        """Steps of an epoch."""
+        whole, rest = divmod(self.count, self.batch_size)
+        return whole if self.drop_last or not rest else whole + 1
+
+    def epoch(self, epoch: int, first_step: int = 0) -> Generator[Batch, None, None]:
+        """The batches of an epoch, from `first_step` on."""
+        steps = _Steps(self, epoch, first_step)
+        if self.workers == 0 or len(steps) == 0:
+            return (steps[place] for place in range(len(steps)))
+        return _from_workers(steps, min(self.workers, len(steps)))
+
+    def order(self, epoch: int) -> Tensor:
+        """All ids in the order of an epoch; [N]."""
+        if not self.shuffle:
+            return torch.arange(self.count)
+        if not self.stream:
+            return torch.randperm(self.count, generator=generator_of(self.seed, ORDER, epoch))
+        generator = torch.Generator().manual_seed(self.seed)
+        orders = [torch.randperm(self.count, generator=generator) for _ in range(epoch + 1)]
+        return orders[-1]
+
+    def make(self, ids: Tensor, epoch: int, step: int) -> Batch:
+        """One batch of the given samples, as at this step."""
+        raise NotImplementedError
+
+
+class _Steps(Dataset[Batch]):
+    """The steps of one epoch, each made when asked for."""
+
+    def __init__(self, batches: Epochs, epoch: int, first_step: int) -> None:
+        self.batches, self.epoch, self.first_step = batches, epoch, first_step
+        self.order = batches.order(epoch)
+
+    def __len__(self) -> int:
+        return max(0, len(self.batches) - self.first_step)
+
+    def __getitem__(self, place: int) -> Batch:
+        step, size = self.first_step + place, self.batches.batch_size
+        ids = self.order[step * size : (step + 1) * size]
+        return self.batches.make(ids[self.batches.rank :: self.batches.ranks], self.epoch, step)
+
+
+class _ErrorsAsItems(Dataset[Batch | UserError]):
+    """The same steps; a `UserError` is returned instead of raised.
+
+    A loader would add the traceback of its process to the message.
+    """
+
+    def __init__(self, steps: _Steps) -> None:
+        self.steps = steps
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def __getitem__(self, place: int) -> Batch | UserError:
+        try:
+            return self.steps[place]
+        except UserError as error:
+            return error
+
+
+def _from_workers(steps: _Steps, workers: int) -> Generator[Batch, None, None]:
+    """Made by other processes, a few ahead; they end when this does."""
+    loader = DataLoader(
+        _ErrorsAsItems(steps),
+        batch_size=None,
+        num_workers=workers,
+        # The default of a program's first process: a spawned one would spawn, which takes seconds.
+        multiprocessing_context=get_all_start_methods()[0],
+        worker_init_fn=_follow_parent,
+        generator=torch.Generator(),  # otherwise it draws from the global one and changes dropout
+    )
+    for found in loader:
+        if isinstance(found, UserError):
+            raise found
+        yield found
+
+
+def _follow_parent(worker: int) -> None:
+    """Exit soon after the parent process is gone; the loader's own check takes 5 seconds."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            sleep(LOOK_UP)
+        os._exit(1)
+
+    Thread(target=watch, daemon=True).start()
+
+
+def generator_of(*numbers: int) -> torch.Generator:
+    """A generator for each list of numbers, unrelated to those for others."""
+    seed = np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0]
+    return torch.Generator().manual_seed(int(seed))

@@ -1,0 +1,119 @@
+"""Language models by name, and a user's own by import path."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from primum.experiments.models.gpt import GPT
+from primum.experiments.models.registry import ModelError, call_factory, find_factory
+
+
+@dataclass(frozen=True)
+class LanguageModel:
+    """One line for a list, and how to build it from the vocabulary and a sequence's length."""
+
+    description: str
+    build: Callable[[int, int], nn.Module]
+
+
+class TransformersGPT2(nn.Module):
+    """Transformers' GPT-2 from a configuration, as a function from tokens to logits.
+
+    Its head is tied to the token embedding.
+    """
+
+    def __init__(
+        self, vocabulary: int, length: int, *, width: int, depth: int, heads: int, dropout: float
+    ) -> None:
+        super().__init__()
+        try:
+            from transformers import GPT2Config, GPT2LMHeadModel
+        except ImportError as error:
+            raise ModelError(f"gpt2-nano needs transformers ({error}); install it") from error
+        config = GPT2Config(
+            vocab_size=vocabulary,
+            n_positions=length,
+            n_embd=width,
+            n_layer=depth,
+            n_head=heads,
+            resid_pdrop=dropout,
+            embd_pdrop=dropout,
+            attn_pdrop=dropout,
+            bos_token_id=None,
+            eos_token_id=None,
+            use_cache=False,
+        )
+        self.model = GPT2LMHeadModel(config)  # type: ignore[no-untyped-call]
+
+    def get_output_embeddings(self) -> nn.Module:
+        """The head."""
+        head: nn.Module = self.model.lm_head
+        return head
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Tokens [B, T] -> logits [B, T, vocabulary]."""
+        made: Any = self.model(tokens)
+        logits: Tensor = made.logits
+        return logits
+
+
+LANGUAGE_MODELS: dict[str, LanguageModel] = {
+    "gpt-nano": LanguageModel(
+        "GPT of 2 layers, 4 heads, width 64",
+        lambda vocabulary, length: GPT(vocabulary, length, width=64, depth=2),
+    ),
+    "gpt-nano-tied": LanguageModel(
+        "the same with a head tied to the embedding",
+        lambda vocabulary, length: GPT(vocabulary, length, width=64, depth=2, tied=True),
+    ),
+    "gpt-micro": LanguageModel(
+        "GPT of 3 layers, 4 heads, width 96",
+        lambda vocabulary, length: GPT(vocabulary, length),
+    ),
+    "gpt2-nano": LanguageModel(
+        "Transformers' GPT-2 of 2 layers, 4 heads, width 64, tied, dropout 0.1",
+        lambda vocabulary, length: TransformersGPT2(
+            vocabulary, length, width=64, depth=2, heads=4, dropout=0.1
+        ),
+    ),
+}
+
+
+def build_language_model(
+    name: str, vocabulary: int, length: int, *, seed: int | None = None
+) -> nn.Module:
+    """A model by name, or `package.module:factory`, called as `factory(vocabulary=, length=)`.
+
+    Args:
+        name: A key of `LANGUAGE_MODELS`, or an import path; modules of the working directory are
+            found.
+        vocabulary: Number of different tokens.
+        length: Tokens of a sequence.
+        seed: The same seed gives the same first parameters; None draws from the global generator.
+    """
+    build = find_language_model(name)
+    with nullcontext() if seed is None else torch.random.fork_rng(devices=[]):
+        if seed is not None:
+            torch.manual_seed(seed)
+        return build(vocabulary, length)
+
+
+def find_language_model(name: str) -> Callable[[int, int], nn.Module]:
+    """A function from vocabulary and length to a model; raises for an unknown name."""
+    if ":" in name:
+        factory = find_factory(name)
+        return lambda vocabulary, length: call_factory(
+            factory, name, {"vocabulary": vocabulary, "length": length}
+        )
+    if name not in LANGUAGE_MODELS:
+        raise ModelError(
+            f"unknown language model {name!r}; choose from {', '.join(LANGUAGE_MODELS)}, "
+            "or give your own as package.module:factory"
+        )
+    return LANGUAGE_MODELS[name].build

@@ -1,0 +1,58 @@
+"""What a study is: a question, and the runs that answer it."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from primum.experiments import options
+from primum.experiments.plan import plan
+from primum.experiments.runs import RunRecord
+from primum.experiments.settings import RunSettings
+from primum.experiments.store import Store
+
+
+@dataclass(frozen=True)
+class Study:
+    """A question and the runs that answer it.
+
+    Attributes:
+        name: On the command line.
+        question: What it asks.
+        words: Options of `primum compare`.
+        seeds: How many.
+        own_runs: Makes the runs of a study that is not a `primum compare`.
+        smoke_runs: Makes a few of these on generated images.
+        page: The page of the docs that shows it.
+    """
+
+    name: str
+    question: str
+    words: str = ""
+    seeds: int = 3
+    own_runs: Callable[[], list[RunSettings]] | None = None
+    smoke_runs: Callable[[], list[RunSettings]] | None = None
+    page: str = "results"
+
+    @property
+    def command(self) -> str:
+        """The command that makes the same runs."""
+        if self.own_runs is not None:
+            return f"python -m primum.experiments.studies --data-dir DIR --only {self.name}"
+        return f"primum compare {self.words} --seeds {self.seeds} --data-dir DIR --out results"
+
+    def runs(self) -> list[RunSettings]:
+        """All runs, in the order they are made."""
+        if self.own_runs is not None:
+            return self.own_runs()
+        parser = argparse.ArgumentParser()
+        options.add_arms(parser)
+        options.add_settings(parser)
+        chosen = parser.parse_args(shlex.split(self.words))
+        return plan(options.points(chosen), options.arms(chosen), range(self.seeds))
+
+    def found(self, store: Store) -> list[RunRecord]:
+        """Its finished runs."""
+        return [record for run in self.runs() if (record := store.find(run)) is not None]

@@ -1,0 +1,133 @@
+"""What depends on the task, images or language: data, model and batches of a run."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from torch import nn
+
+from primum.experiments.augment import AUGMENTATIONS
+from primum.experiments.epochs import Epochs
+from primum.experiments.errors import UserError
+from primum.experiments.images import Batches, ImageData, load_data
+from primum.experiments.images.batches import first_images
+from primum.experiments.models import build_language_model, build_model, find_model
+from primum.experiments.models.language import find_language_model
+from primum.experiments.models.whitened import WhitenedCNN
+from primum.experiments.settings import RunSettings
+from primum.experiments.texts import TextData, load_text
+from primum.experiments.torchrun import Ranks
+from primum.experiments.windows import Windows
+
+Data: TypeAlias = ImageData | TextData
+TEST_IMAGES = 500  # in a batch of the evaluation
+TEST_TOKENS = 8192
+
+
+def load(
+    settings: RunSettings,
+    data_dir: str | None = None,
+    cache_dir: str | None = None,
+    text: str | None = None,
+) -> Data:
+    """The data of a run.
+
+    Args:
+        settings: Of the run.
+        data_dir: Folder of the data.
+        cache_dir: Where decoded images are kept.
+        text: The file of a text that has no name.
+    """
+    if settings.task == "language":
+        return load_text(settings.text_settings(data_dir, text))
+    return load_data(settings.data_settings(data_dir, cache_dir))
+
+
+def known_sizes(settings: RunSettings) -> tuple[int, int] | None:
+    """What a model is built from, where it is known before any data are loaded."""
+    if settings.task == "language":
+        return settings.vocabulary, settings.length
+    return settings.data_settings().known_shape
+
+
+def build(settings: RunSettings, sizes: tuple[int, int]) -> nn.Module:
+    """The model of a run, from classes and image size, or from vocabulary and length."""
+    if settings.task == "language":
+        return build_language_model(settings.model, *sizes, seed=settings.seed)
+    return build_model(settings.model, *sizes, norm=settings.norm, seed=settings.seed)
+
+
+def sizes_of(settings: RunSettings, data: Data) -> tuple[int, int]:
+    """The same, from the data."""
+    if isinstance(data, TextData):
+        return data.classes, settings.length
+    return data.classes, data.image_size
+
+
+def initial_model(settings: RunSettings, data: Data) -> nn.Module:
+    """The model of a run before its first step; its whitening layer, if any, fits the images."""
+    model = build(settings, sizes_of(settings, data))
+    if isinstance(model, WhitenedCNN) and isinstance(data, ImageData):
+        model.whiten(first_images(data))
+    return model
+
+
+def check_name(settings: RunSettings) -> None:
+    """Raise for a model that does not exist."""
+    if settings.task == "language":
+        find_language_model(settings.model)
+    else:
+        find_model(settings.model, settings.norm)
+
+
+def train_batches(settings: RunSettings, data: Data, ranks: Ranks, workers: int) -> Epochs:
+    """The batches to train on."""
+    try:
+        if isinstance(data, TextData):
+            return Windows(
+                data.train,
+                length=settings.length,
+                batch_size=settings.batch_size,
+                seed=settings.seed,
+                workers=workers,
+                rank=ranks.rank,
+                ranks=ranks.size,
+            )
+        return Batches(
+            data.train,
+            data,
+            batch_size=settings.batch_size,
+            seed=settings.seed,
+            augmentation=AUGMENTATIONS[settings.augment],
+            stream=settings.order == "stream",
+            workers=workers,
+            rank=ranks.rank,
+            ranks=ranks.size,
+        )
+    except UserError:
+        raise
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
+def evaluation_batches(
+    settings: RunSettings, data: Data, workers: int, batch_size: int | None = None
+) -> Epochs:
+    """Test images, or held-out text, in order."""
+    if isinstance(data, TextData):
+        return Windows(
+            data.test,
+            length=settings.length,
+            batch_size=batch_size or max(1, TEST_TOKENS // settings.length),
+            shuffle=False,
+            drop_last=False,
+            workers=workers,
+        )
+    return Batches(
+        data.test,
+        data,
+        batch_size=batch_size or TEST_IMAGES,
+        shuffle=False,
+        drop_last=False,
+        workers=workers,
+    )

@@ -1,0 +1,191 @@
+"""Plain text for language models: characters or words as numbers, a training and a held-out part.
+
+Held out is the last part of the text, in one piece; it is never trained on, and the vocabulary is
+that of the training part. What was not seen there is one further token, number 0.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from primum.experiments.images.sources import DataError
+
+Tokens = Literal["char", "word"]
+HELD_OUT = 0.1  # share of the text
+UNKNOWN = "�"  # the token that stands for all others
+DIGITS = 12  # of a digest
+WORD = re.compile(r"\w+|[^\w\s]")
+BUILT_IN = "python-docs"
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text by name: what it is, and, for a file, its digest and how to get it."""
+
+    description: str
+    digest: str | None = None
+    how: str = ""
+
+
+TEXTS: dict[str, Text] = {
+    BUILT_IN: Text("Python's language reference, which every Python has (pydoc_data.topics)"),
+    "kjv": Text(
+        "the King James Bible, 4.4 million characters, as DIR/kjv.txt with --data-dir DIR",
+        "cd45f0c9ceda",
+        "apt-get install bible-kjv; bible -f 'Gen1:1-Rev22:21' > DIR/kjv.txt",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class TextSettings:
+    """What to load; plain values.
+
+    Args:
+        name: A key of `TEXTS`, or `name_of(file)`.
+        data_dir: Folder of `kjv.txt`.
+        file: The file of a text that is not in `TEXTS`.
+        tokens: Characters, or words and punctuation marks.
+        vocabulary: Most words, the frequent ones first; the others are one token. All characters
+            are kept.
+        train_size: Use only the first tokens of the training part.
+        test_size: The same for the held-out part.
+    """
+
+    name: str = BUILT_IN
+    data_dir: str | None = None
+    file: str | None = None
+    tokens: Tokens = "char"
+    vocabulary: int = 2000
+    train_size: int | None = None
+    test_size: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.tokens not in get_args(Tokens):
+            raise DataError(f"tokens must be char or word, got {self.tokens!r}")
+        if self.name not in TEXTS and ":" not in self.name:
+            raise DataError(
+                f"unknown text {self.name!r}; choose from {', '.join(TEXTS)}, or give a file with "
+                "--text FILE"
+            )
+        least = {"vocabulary": 2, "train_size": 1, "test_size": 1}
+        for what, bound in least.items():
+            value = getattr(self, what)
+            if value is not None and value < bound:
+                raise DataError(f"{what} must be >= {bound}, got {value}")
+
+
+@dataclass(frozen=True)
+class TextData:
+    """Both parts as token numbers [N], and the tokens by number."""
+
+    settings: TextSettings
+    train: Tensor
+    test: Tensor
+    vocabulary: tuple[str, ...]
+
+    @property
+    def classes(self) -> int:
+        """Number of different tokens."""
+        return len(self.vocabulary)
+
+
+def name_of(file: str | Path) -> str:
+    """A text's name from its file: the file's name and a digest of the content."""
+    return f"{Path(file).name}:{_digest(_read(Path(file)))}"
+
+
+def digest_of(name: str) -> str:
+    """What a text's content hashes to, without its file; of the built-in one, this Python's."""
+    if name == BUILT_IN:
+        return _digest(_python_docs())
+    return TEXTS[name].digest or "" if name in TEXTS else name.rpartition(":")[2]
+
+
+@lru_cache(maxsize=2)  # these tensors are never written to
+def load_text(settings: TextSettings) -> TextData:
+    """Read, check, split, number.
+
+    Raises:
+        DataError: The text cannot be used; the message says why and what to do.
+
+    Example:
+        >>> data = load_text(TextSettings("python-docs", train_size=1000))
+        >>> len(data.train), data.vocabulary[0]
+        (1000, '�')
+    """
+    text = _content(settings)
+    if _digest(text) != digest_of(settings.name):
+        known = TEXTS.get(settings.name)
+        what = f"make it by: {known.how}" if known else "start again with another --out"
+        raise DataError(f"the content of {settings.name} is not the expected one; {what}")
+    cut = int(len(text) * (1 - HELD_OUT))
+    train, test = (_tokens(part, settings.tokens) for part in (text[:cut], text[cut:]))
+    train, test = train[: settings.train_size], test[: settings.test_size]
+    size = settings.vocabulary if settings.tokens == "word" else None
+    vocabulary = _vocabulary(train, size)
+    numbers = {token: number for number, token in enumerate(vocabulary)}
+    kept, held_out = (
+        torch.tensor([numbers.get(each, 0) for each in part]) for part in (train, test)
+    )
+    return TextData(settings, kept, held_out, vocabulary)
+
+
+def _content(settings: TextSettings) -> str:
+    if settings.name == BUILT_IN:
+        return _python_docs()
+    if settings.file is not None:
+        return _read(Path(settings.file))
+    known = TEXTS.get(settings.name)
+    if known is None:
+        raise DataError(f"where is {settings.name}? pass its file with --text FILE")
+    if settings.data_dir is None:
+        raise DataError(f"{settings.name} needs --data-dir DIR; {known.how}")
+    path = Path(settings.data_dir) / f"{settings.name}.txt"
+    if not path.exists():
+        raise DataError(f"{path} does not exist; {known.how}")
+    return _read(path)
+
+
+def _read(path: Path) -> str:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not plain text in UTF-8: {error}") from error
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}; pass a text file") from error
+    if not text.strip():
+        raise DataError(f"{path} is empty; pass a longer text")
+    return text
+
+
+@lru_cache(maxsize=1)
+def _python_docs() -> str:
+    from pydoc_data.topics import topics
+
+    return "\n\n".join(topics[name] for name in sorted(topics))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:DIGITS]
+
+
+def _tokens(text: str, tokens: Tokens) -> list[str]:
+    return list(text) if tokens == "char" else WORD.findall(text)
+
+
+def _vocabulary(tokens: list[str], size: int | None) -> tuple[str, ...]:
+    """The token for all others, then the most frequent ones, equally frequent ones by alphabet."""
+    counts = Counter(tokens)
+    ranked = sorted(counts, key=lambda token: (-counts[token], token))
+    most = len(ranked) if size is None else size - 1
+    return (UNKNOWN, *ranked[:most])

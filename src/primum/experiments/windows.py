@@ -1,0 +1,67 @@
+"""Batches of text: windows of consecutive tokens, and the token that follows each of them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from primum.experiments.epochs import SHIFT, Batch, Epochs, generator_of
+from primum.experiments.images.sources import DataError
+
+
+class Windows(Epochs):
+    """Windows side by side, in a new order and from another first token in each epoch.
+
+    Args:
+        tokens: Of one part of a text. [N].
+        length: Tokens of a window.
+        batch_size: Windows of a step, over all ranks; and the others as `Epochs`.
+        shuffle: Otherwise in the order of the text, from its first token.
+
+    Example:
+        >>> windows = Windows(torch.arange(11), length=5, batch_size=2, shuffle=False)
+        >>> batch = next(windows.epoch(0))
+        >>> batch.inputs[1].tolist(), batch.targets[1].tolist()
+        ([5, 6, 7, 8, 9], [6, 7, 8, 9, 10])
+    """
+
+    def __init__(
+        self,
+        tokens: Tensor,
+        *,
+        length: int,
+        batch_size: int,
+        seed: int = 0,
+        shuffle: bool = True,
+        drop_last: bool = True,
+        workers: int = 0,
+        rank: int = 0,
+        ranks: int = 1,
+    ) -> None:
+        # Windows that fit whatever the first token is; one token more follows the last.
+        count = (len(tokens) - (length if shuffle else 1)) // length
+        if count < 1:
+            raise DataError(
+                f"{len(tokens)} tokens are too few for windows of {length}; choose a shorter "
+                "--length or a longer text"
+            )
+        super().__init__(
+            count,
+            batch_size=batch_size,
+            seed=seed,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            workers=workers,
+            rank=rank,
+            ranks=ranks,
+        )
+        self.tokens, self.length = tokens, length
+
+    def make(self, ids: Tensor, epoch: int, step: int) -> Batch:
+        """The windows with these numbers; [B, T], [B, T], [B]."""
+        first = 0
+        if self.shuffle:
+            generator = generator_of(self.seed, SHIFT, epoch)
+            first = int(torch.randint(self.length, (), generator=generator))
+        places = first + ids[:, None] * self.length + torch.arange(self.length)
+        return Batch(self.tokens[places], self.tokens[places + 1], ids)
