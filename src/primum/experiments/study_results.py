@@ -95,8 +95,12 @@ class Results:
 
     @cached_property
     def overview(self) -> list[tuple[str, Group, dict[str, Difference]]]:
-        """Every setting with its differences from base; each recipe's column is a family."""
-        groups = [group for group in self.settings if group.pair("primum", "base", "accuracy")]
+        """Every setting with its differences from base; each recipe's column is a family.
+
+        Settings with one seed so far are left out.
+        """
+        pairs_of = [(group, group.pair("primum", "base", "accuracy")) for group in self.settings]
+        groups = [group for group, pair in pairs_of if pair is not None and len(pair[0]) > 1]
         tests: dict[tuple[str, int], Difference] = {}
         for arm in MAIN:
             pairs = {
