@@ -43,6 +43,9 @@ def test_common_settings_reach_only_arms_that_accept_them() -> None:
         ("primum@radius_schedule=up", r"radius_schedule must be one of constant, grow-linear"),
         ("focal@focal_gamma=-1", r"focal_gamma must be >= 0 and finite"),
         ("time-matched@time_factor=0.5", r"time_factor must be between 1 and 100"),
+        ("primum@until=0", r"until must be > 0 and at most 1, got 0"),
+        ("primum@radius_low=0.3", r"radius_low must be between 0 and radius \(0.2\), got 0.3"),
+        ("primum@part=tail", r"part must be one of both, head, backbone, got 'tail'"),
         ("base@radius=0.4", r"arm base does not accept radius; it has no settings"),
         ("paper@max_iters=5", r"arm paper does not accept max_iters"),
     ],
@@ -60,6 +63,17 @@ def test_matched_arms_wait_for_primum_with_the_same_settings() -> None:
     assert Arm("permuted").needs == ()
 
 
+def test_later_settings_are_named_only_where_they_are_used() -> None:
+    """The keys of runs that were stored before these settings existed stay the same."""
+    assert set(Arm("primum").settings()) == {
+        *("radius", "max_extra_weight", "max_iters", "radius_schedule")
+    }
+    changed = Arm.parse("primum@until=0.5,part=head")
+    assert changed.settings()["until"] == 0.5
+    assert changed.settings()["part"] == "head"
+    assert "radius_low" not in changed.settings()
+
+
 def test_the_task_decides_defaults_and_labels() -> None:
     arm = Arm.parse("primum", task="language")
     assert (arm.radius, arm.per, arm.label) == (0.1, "token", "primum")
@@ -69,3 +83,8 @@ def test_the_task_decides_defaults_and_labels() -> None:
         Arm("base", task="language"),
         Arm("primum", per="sample", task="language"),
     )
+    assert set(arm.settings()) == {
+        *("radius", "max_extra_weight", "max_iters", "radius_schedule", "per")
+    }
+    with pytest.raises(UserError, match="part=head is for images; leave it out for language"):
+        Arm.parse("primum@part=head", task="language")

@@ -1,10 +1,9 @@
-"""Losses, radii, and who is attached."""
+"""Radii, and who is attached."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 import primum
@@ -13,37 +12,10 @@ from primum import diagnostics
 from primum.experiments.arms import ARMS, Arm
 from primum.experiments.epochs import Batch
 from primum.experiments.errors import UserError
-from primum.experiments.methods import (
-    Method,
-    cross_entropies,
-    focal_losses,
-    make_method,
-    radius_share,
-)
+from primum.experiments.methods import Method, make_method, radius_share
 
 LOGITS = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
 LABELS = torch.tensor([0, 1, 2, 3, 0, 1])
-
-
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_focal_loss_without_focus_is_cross_entropy(smoothing: float) -> None:
-    expected = F.cross_entropy(LOGITS, LABELS, label_smoothing=smoothing, reduction="none")
-    torch.testing.assert_close(focal_losses(LOGITS, LABELS, 0.0, smoothing), expected)
-    torch.testing.assert_close(cross_entropies(LOGITS, LABELS, smoothing), expected)
-    soft = F.one_hot(LABELS, 4).float()
-    torch.testing.assert_close(focal_losses(LOGITS, soft, 0.0, smoothing), expected)
-
-
-def test_focal_loss_by_its_formula() -> None:
-    p = LOGITS.softmax(1)[torch.arange(6), LABELS]
-    torch.testing.assert_close(focal_losses(LOGITS, LABELS, 2.0), -((1 - p) ** 2) * p.log())
-
-
-def test_focal_loss_of_a_certain_sample_has_a_gradient() -> None:
-    sure = torch.tensor([[200.0, 0.0]], requires_grad=True)
-    focal_losses(sure, torch.tensor([0]), 0.5).sum().backward()
-    assert sure.grad is not None
-    assert bool(sure.grad.isfinite().all())
 
 
 @pytest.mark.parametrize(
@@ -61,11 +33,20 @@ def test_radius_over_training(schedule: str, shares: tuple[float, ...]) -> None:
     assert [radius_share(arm, step, 11) for step in (0, 5, 10)] == pytest.approx(shares)
 
 
+def test_radius_may_fall_to_another_one_or_end_early() -> None:
+    falling = Arm.parse("primum@radius=0.4,radius_schedule=fade-linear,radius_low=0.1")
+    found = [0.4 * radius_share(falling, step, 11) for step in (0, 5, 10)]
+    assert found == pytest.approx([0.4, 0.25, 0.1])
+    half = Arm.parse("primum@until=0.5")
+    assert [radius_share(half, step, 10) for step in (0, 4, 5, 9)] == [1, 1, 0, 0]
+
+
 def test_cosine_starts_slowly() -> None:
     linear, cosine = (Arm.parse(f"primum@radius_schedule=grow-{x}") for x in ("linear", "cosine"))
     assert radius_share(cosine, 1, 11) < radius_share(linear, 1, 11)
 
 
+NO_REPORT = ("network", "upgrad-network", "mgda")
 CHAIN = tuple(name for name in ARMS if name != "explicit")
 
 
@@ -73,6 +54,7 @@ def taking_steps(name: str) -> tuple[Method, nn.Module]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    name = "mgda@groups=3" if name == "mgda" else name  # of six samples
     method = make_method(tiny(name), model, optimizer)
     batch = Batch(torch.randn(6, 4), LABELS, torch.arange(6))
     for step in range(3):
@@ -85,9 +67,9 @@ def taking_steps(name: str) -> tuple[Method, nn.Module]:
 @pytest.mark.parametrize("name", CHAIN)
 def test_each_arm_takes_a_step(name: str) -> None:
     method, model = taking_steps(name)
-    without = name in ("base", "lr-matched", "time-matched", "focal", "network")
+    without = name in ("base", "lr-matched", "time-matched", "focal", *NO_REPORT)
     assert method.weighs == (not without)
-    if name != "network":
+    if name not in NO_REPORT:
         assert method.last is not None
         assert method.last.applied == method.weighs
         assert int(method.last.fallbacks) == 0
@@ -96,6 +78,34 @@ def test_each_arm_takes_a_step(name: str) -> None:
         torch.equal(a, b) for a, b in zip(model.parameters(), plain.parameters(), strict=True)
     )
     assert same == (name in ("base", "lr-matched", "time-matched"))
+
+
+def gradients(name: str) -> tuple[list[torch.Tensor], Method]:
+    """Of the next step: weight and bias of the first layer, then of the head."""
+    method, model = taking_steps("base")  # the same start for all
+    method.remove()
+    method = make_method(tiny(name), model, method.optimizer)
+    method.optimizer.zero_grad()
+    torch.manual_seed(1)
+    batch = Batch(torch.randn(6, 4), LABELS, torch.arange(6))
+    method.backward(batch, 0, 3, observed=True)
+    return [param.grad for param in model.parameters() if param.grad is not None], method
+
+
+@pytest.mark.parametrize(("part", "own"), [("head", {2, 3}), ("backbone", {0, 1})])
+def test_weights_on_one_part_of_the_network(part: str, own: set[int]) -> None:
+    plain, both = gradients("base")[0], gradients("primum@radius=0.4")[0]
+    found, method = gradients(f"primum@radius=0.4,part={part}")
+    assert method.last is not None
+    assert method.last.applied
+    for place in range(4):
+        assert not torch.allclose(plain[place], both[place])
+        expected = both[place] if place in own else plain[place]
+        torch.testing.assert_close(found[place], expected)
+    # What the optimizer gets is not what the reducer handed on: it must not be taken for clipping.
+    method.optimizer.step()
+    assert method.reducer is not None
+    assert method.reducer.state_dict()["factor"] is None
 
 
 @pytest.mark.parametrize("blocks", [0, 1, 3])

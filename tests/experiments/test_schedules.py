@@ -27,9 +27,16 @@ def rates(count: int, name: str, **options: float) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize("name", ["cosine", "step", "constant", "linear"])
+@pytest.mark.parametrize("name", ["cosine", "linear", "step", "constant"])
 def test_warmup_rises_in_equal_parts_to_the_full_rate(name: str) -> None:
     assert rates(5, name, steps=20, warmup=4) == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5])
+
+
+def test_a_line_from_full_to_the_floor_is_a_triangle_with_a_warmup() -> None:
+    found = rates(12, "linear", steps=10, warmup=2, floor=0.2)
+    assert found[:2] == pytest.approx([0.5 / 3, 1 / 3])
+    assert found[2:11] == pytest.approx([0.5 - 0.05 * k for k in range(9)])
+    assert found[11] == pytest.approx(0.1)
 
 
 def test_cosine_from_full_through_half_to_the_floor() -> None:

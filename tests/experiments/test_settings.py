@@ -40,6 +40,7 @@ OTHERS: dict[str, Any] = {
     "eps": 1e-6,
     "order": "stream",
     "look": LookSettings(),
+    "views": 6,
     "tokens": "word",
     "evaluate_steps": 2,
     "warmup_steps": 2,
@@ -75,7 +76,7 @@ def test_keys_of_text_depend_on_its_content_and_not_on_its_place() -> None:
     assert kjv.shared()["text"] == "cd45f0c9ceda"
     assert replace(TEXT, data="a.txt:0123").key != replace(TEXT, data="a.txt:4567").key
     assert TEXT.shared()["task"] == "language"
-    assert {"augment", "norm", "label_noise"}.isdisjoint(TEXT.shared())
+    assert {"augment", "norm", "label_noise", "views", "bias_lr"}.isdisjoint(TEXT.shared())
     assert {"task", "tokens", "length", "vocabulary"}.isdisjoint(TINY.shared())
 
 
@@ -126,6 +127,8 @@ def test_settings_of_all_arms_and_seeds_are_shared_and_plain() -> None:
         ({"warmup": -1.0}, "warmup must be >= 0"),
         ({"optimizer": "adam"}, "optimizer must be one of sgd, adamw, got 'adam'"),
         ({"augment": "paint"}, "augment must be one of none, crop-flip"),
+        ({"views": 3}, "views must be one of 1, 2, 6, got 3"),
+        ({"bias_lr": 0.0}, "bias_lr must be > 0 and finite"),
         ({"precision": "int8"}, "precision must be one of fp32, bf16, fp16"),
         ({"length": 8}, "length is for language; leave it out for images"),
         ({"tokens": "word"}, "tokens is for language"),
@@ -144,6 +147,7 @@ def test_errors_name_the_value(change: dict[str, Any], message: str) -> None:
     [
         ({"label_noise": 0.1}, "label_noise is for images; leave it out for language"),
         ({"augment": "none"}, "augment is for images"),
+        ({"views": 2}, "views is for images"),
         ({"data": "cifar10"}, "unknown text 'cifar10'; choose from python-docs, kjv, or give a"),
         ({"vocabulary": 1}, "vocabulary must be >= 2, got 1"),
         ({"length": 0}, "length must be >= 1, got 0"),

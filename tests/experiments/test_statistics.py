@@ -24,6 +24,12 @@ def test_interval_of_a_known_sample() -> None:
         interval([])
 
 
+def test_one_group_without_any_spread_is_compared_without_a_warning() -> None:
+    result = family({"arm": (ARM, [90.0] * 5)})["arm"]
+    expected = stats.ttest_1samp(ARM, 90.0)  # Welch's test has that form where one spread is 0
+    assert result.p == pytest.approx(expected.pvalue)
+
+
 def test_a_family_of_one_is_welchs_test() -> None:
     expected = stats.ttest_ind(ARM, REFERENCE, equal_var=False)
     low, high = expected.confidence_interval(0.95)

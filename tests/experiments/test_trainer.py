@@ -136,6 +136,15 @@ def test_taken_up_in_the_middle_of_an_epoch(arm: str) -> None:
         {"precision": "fp16", "clip": 1.0},
         {"augment": "convnext", "steps": 7},
         {"epochs": 3, "evaluate_every": 2},
+        {
+            "model": "cnn-whitened",
+            "image_size": 16,
+            "augment": "translate-alternate",
+            "bias_lr": 64.0,
+            "nesterov": True,
+            "schedule": "linear",
+            "warmup": 0.5,
+        },
     ],
     ids=lambda change: "-".join(change),
 )
@@ -224,6 +233,16 @@ def test_optimizers_have_their_settings() -> None:
     assert (groups[0]["betas"], groups[0]["eps"]) == ((0.9, 0.95), 1e-6)
     assert [[p.dim() for p in group["params"]] for group in groups] == [[2], [1, 1, 1]]
     assert [group["weight_decay"] for group in groups] == [0.1, 0.0]
+
+
+def test_biases_have_a_learning_rate_of_their_own_and_the_same_decay_per_step() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2))
+    own = tiny(lr=0.3, weight_decay=0.1, bias_lr=64.0)
+    matrices, vectors = make_optimizer(own, model).param_groups
+    assert [[p.dim() for p in group["params"]] for group in (matrices, vectors)] == [[2], [1, 1, 1]]
+    assert vectors["lr"] == pytest.approx(64 * matrices["lr"])
+    assert vectors["lr"] * vectors["weight_decay"] == pytest.approx(0.3 * 0.1)
+    assert len(make_optimizer(tiny(), model).param_groups) == 1
 
 
 def test_averaged_weights_by_their_formula() -> None:

@@ -14,7 +14,11 @@ from primum.experiments.errors import UserError
 Task = Literal["images", "language"]
 Per = Literal["sample", "token"]
 RadiusSchedule = Literal["constant", "grow-linear", "grow-cosine", "fade-linear", "fade-cosine"]
-_SOLVED = ("radius", "max_extra_weight", "max_iters", "radius_schedule", "per")
+Part = Literal["both", "head", "backbone"]
+_RADIUS = ("radius", "max_extra_weight", "radius_schedule", "radius_low", "until", "per")
+_SOLVED = (*_RADIUS, "max_iters")
+# Added after the first stored runs: left out of a run's key at their defaults, so keys stay.
+_LATER = ("radius_low", "until", "part")
 # Those that depend on the task.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "images": {"radius": 0.2, "per": "sample"},
@@ -34,13 +38,13 @@ ARMS: dict[str, ArmInfo] = {
     "base": ArmInfo("plain training, observed now and then"),
     "paper": ArmInfo(
         "the paper's own recipe",
-        ("radius", "max_extra_weight", "radius_schedule", "per"),
+        _RADIUS,
         "the paper's recipe",
     ),
-    "primum": ArmInfo("primum.attach", _SOLVED),
+    "primum": ArmInfo("primum.attach", (*_SOLVED, "part")),
     "permuted": ArmInfo(
         "control: primum's weights, shuffled over the batch",
-        _SOLVED,
+        (*_SOLVED, "part"),
         "the same weights given to random samples",
     ),
     "normalised": ArmInfo(
@@ -67,6 +71,16 @@ ARMS: dict[str, ArmInfo] = {
     "upgrad": ArmInfo(
         "TorchJD's UPGrad weights on the same Gram matrix", ("upgrad_scale",), "UPGrad"
     ),
+    "upgrad-network": ArmInfo(
+        "UPGrad weights on the whole network's Gram matrix, by TorchJD's autogram; slow",
+        ("upgrad_scale",),
+        "UPGrad on the whole network",
+    ),
+    "mgda": ArmInfo(
+        "shortest convex combination of the gradients of several groups of the batch (MGDA)",
+        ("groups",),
+        "MGDA on groups of the batch",
+    ),
     "network": ArmInfo(
         "weights of the whole network's problem, from all per-sample gradients; slow",
         ("radius",),
@@ -77,7 +91,8 @@ ARMS: dict[str, ArmInfo] = {
         ("blocks",),
     ),
 }
-IMAGES_ONLY = ("upgrad", "network", "explicit")  # one problem, or one gradient, per sample
+# They need one loss per sample, or were written for one.
+IMAGES_ONLY = ("upgrad", "upgrad-network", "mgda", "network", "explicit")
 CONTROLS = ("permuted", "normalised", "loss-weighted", "focal", "lr-matched", "time-matched")
 
 
@@ -89,9 +104,10 @@ def _setting(default: Any, kind: type, about: str, choices: tuple[str, ...] | No
 class Arm:
     """An arm with its settings; those it does not accept stay at their defaults.
 
-    `radius_schedule` changes the radius over training: constant, from 0 up to `radius`, or from
-    `radius` down to 0. `time_factor` is the number of steps as a multiple of base's; None measures
-    it. `task` decides the defaults of `radius` and `per`, which None stands for.
+    `radius_schedule` changes the radius over training: constant, from `radius_low` up to `radius`,
+    or down again. `until` is the share of training after which gradients stay plain. `part` is
+    where the weights are applied. `time_factor` is the number of steps as a multiple of base's;
+    None measures it. `task` decides the defaults of `radius` and `per`, which None stands for.
     """
 
     name: str = "primum"
@@ -100,6 +116,11 @@ class Arm:
     max_iters: int = _setting(20, int, "solver iterations per step (20)")
     radius_schedule: RadiusSchedule = _setting(  # noqa: RUF009
         "constant", str, "how the radius changes over training (constant)", get_args(RadiusSchedule)
+    )
+    radius_low: float = _setting(0.0, float, "smallest radius of such a schedule (0)")
+    until: float = _setting(1.0, float, "share of training after which gradients are plain (1)")
+    part: Part = _setting(  # noqa: RUF009
+        "both", str, "whose gradients are weighted (both)", get_args(Part)
     )
     lr_match: Literal["overall", "epoch"] = _setting(
         "overall",
@@ -117,6 +138,7 @@ class Arm:
         "upgrad: weights as published, or divided by their mean (published)",
         ("published", "mean-1"),
     )
+    groups: int = _setting(8, int, "mgda: groups that a batch is cut into (8)")
     blocks: int = _setting(1, int, "explicit: how many of the last blocks (1)")
     per: Per = _setting(  # noqa: RUF009
         None, str, "language: weights for each token, or for each sequence (token)", get_args(Per)
@@ -131,6 +153,8 @@ class Arm:
         for key, value in DEFAULTS[self.task].items():
             if getattr(self, key) is None:
                 object.__setattr__(self, key, value)
+        if self.task != "images" and self.part != "both":  # heads may share the embedding's weight
+            raise UserError(f"part={self.part} is for images; leave it out for {self.task}")
         if self.task == "images" and self.per != "sample":
             raise UserError(f"per={self.per} is for language; images have one row per sample")
         accepted = ARMS[self.name].accepts
@@ -138,13 +162,19 @@ class Arm:
         if extra:
             has = ", ".join(accepted) or "no settings"
             raise UserError(f"arm {self.name} does not accept {', '.join(extra)}; it has {has}")
-        bounds = {"radius": 0, "max_iters": 1, "focal_gamma": 0, "blocks": 0}
+        bounds = {"radius": 0, "max_iters": 1, "focal_gamma": 0, "groups": 2, "blocks": 0}
         for what, least in bounds.items():
             value = getattr(self, what)
             if not least <= value < float("inf"):
                 raise UserError(f"{what} must be >= {least} and finite, got {value}")
         if not 0 < self.max_extra_weight < float("inf"):
             raise UserError(f"max_extra_weight must be > 0 and finite, got {self.max_extra_weight}")
+        if not 0 <= self.radius_low <= self.radius:
+            raise UserError(
+                f"radius_low must be between 0 and radius ({self.radius}), got {self.radius_low}"
+            )
+        if not 0 < self.until <= 1:
+            raise UserError(f"until must be > 0 and at most 1, got {self.until}")
         if self.time_factor is not None and not 1 <= self.time_factor <= 100:
             raise UserError(f"time_factor must be between 1 and 100, got {self.time_factor}")
         for each in fields(self):
@@ -201,11 +231,16 @@ class Arm:
         return f"{self.name}@{settings}" if settings else self.name
 
     def settings(self) -> dict[str, Any]:
-        """The settings the arm accepts, by name; `per` where there is a choice."""
-        found = {name: getattr(self, name) for name in ARMS[self.name].accepts}
+        """The settings the arm accepts, by name.
+
+        Later ones only if they are changed, `per` only where there is a choice.
+        """
+        changed = self._changed()
+        left_out = {name for name in _LATER if name not in changed}
         if self.task == "images":
-            found.pop("per", None)
-        return found
+            left_out.add("per")
+        names = ARMS[self.name].accepts
+        return {name: getattr(self, name) for name in names if name not in left_out}
 
     @property
     def reference(self) -> Arm:

@@ -27,6 +27,18 @@ LANGUAGE: dict[str, Any] = {
     "beta2": 0.99,
     "clip": 1.0,
 }
+# Settings added after the first stored runs, left out of a run's key at these values.
+LATER: dict[str, Any] = {
+    "evaluate_every": 1,
+    "observe_every": 10,
+    "order": "epoch",
+    "look": None,
+    "bias_lr": 1.0,
+    "views": 1,
+    "task": "images",
+    "evaluate_steps": None,
+    "warmup_steps": None,
+}
 
 
 def usual_lr(task: Task, optimizer: str, batch_size: int) -> float:

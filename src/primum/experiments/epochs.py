@@ -20,7 +20,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from primum.experiments.errors import UserError
 
-ORDER, AUGMENT, SHIFT = 1, 2, 4  # purposes of the generators, which keep them apart
+# Purposes of the generators, which keep them apart; 3 is taken. Only images are mirrored, and only
+# text is shifted.
+ORDER, AUGMENT, MIRROR, SHIFT = 1, 2, 4, 4
 LOOK_UP = 0.5  # seconds between a worker's checks for its parent
 
 

@@ -18,6 +18,7 @@ from primum.experiments.store import Store
 from primum.experiments.tasks import load
 from primum.experiments.torchrun import current
 from primum.experiments.trainer import Callback, Trainer
+from primum.experiments.views import Views
 
 APART = 1 << 20  # between the seeds of two ranks, for dropout and the like
 
@@ -92,7 +93,8 @@ def default_callbacks(settings: RunSettings) -> list[Callback]:
     if settings.look is not None:
         return [Looks()]
     memory = [PeakMemory()] if settings.arm.name == "explicit" else []
-    return [Curves(), Interference(), MiddleBatch(), *memory]
+    views = [Views()] if settings.views > 1 else []
+    return [Curves(), Interference(), MiddleBatch(), *memory, *views]
 
 
 def _train(trainer: Trainer, place: Place, on_step: OnStep) -> None:

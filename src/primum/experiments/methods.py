@@ -14,9 +14,9 @@ import primum
 from primum import Reducer, StepReport
 from primum.diagnostics import Probe, measure
 from primum.experiments.arms import Arm
-from primum.experiments.augment.mix import soft_targets
 from primum.experiments.epochs import Batch
 from primum.experiments.errors import UserError
+from primum.experiments.losses import cross_entropies, focal_losses
 from primum.experiments.settings import RunSettings
 from primum.experiments.weightings import (
     ByLoss,
@@ -30,7 +30,6 @@ from primum.paper import PaperSettings
 from primum.paper.multilayer import MultiLayer, split
 from primum.recipe import Primum, Recipe
 
-SURE = 1e-12  # least `1 - p` in the focal loss, whose power has no gradient at 0
 NETWORK_ITERS = 50  # of the whole network's problem
 CHUNK = 32  # samples whose gradients are computed at a time
 
@@ -87,14 +86,18 @@ class Method:
         losses = self.losses(logits, batch.targets)
         if self.reducer is not None:
             self.reducer.enabled = observed
-        if self.recipe is not None:
-            self.recipe.radius = self.arm.radius * radius_share(self.arm, step, steps)
-        if isinstance(self.recipe, Reduced):
-            self.recipe.losses = self.row_losses(losses.detach(), len(batch.ids))
+        self.set_recipe(losses, len(batch.ids), step, steps)
         loss = losses.mean()
         target = self.weighted(losses, batch)
         (target if self.scaler is None else self.scaler.scale(target)).backward()  # type: ignore[no-untyped-call]
         return loss.detach()
+
+    def set_recipe(self, losses: Tensor, count: int, step: int, steps: int) -> None:
+        """Give a recipe what changes between steps: its radius, and the losses of its rows."""
+        if self.recipe is not None:
+            self.recipe.radius = self.arm.radius * radius_share(self.arm, step, steps)
+        if isinstance(self.recipe, Reduced):
+            self.recipe.losses = self.row_losses(losses.detach(), count)
 
     def losses(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Per-sample losses. [B, classes], [B] or [B, classes] -> [B]; of text, [B * T]."""
@@ -123,6 +126,39 @@ class Method:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if self.reducer is not None:
             self.reducer.load_state_dict(state)
+
+
+class Part(Method):
+    """The weights on the gradient of the head alone, or of everything below it alone."""
+
+    def backward(self, batch: Batch, step: int, steps: int, *, observed: bool) -> Tensor:
+        """Weighted gradients of one part, plain ones of the other, by two backward passes.
+
+        The pass that ends at the head is cheap. The plain one comes last: if it is the head's, the
+        reducer does not take its gradient for the one that it handed on.
+        """
+        assert self.reducer is not None
+        assert self.reducer.head is not None
+        if self.scaler is not None:
+            raise UserError("part does not work with fp16; choose --precision bf16 or fp32")
+        with autocast(self.settings):
+            losses = self.losses(self.model(batch.inputs), batch.targets)
+        self.set_recipe(losses, len(batch.ids), step, steps)
+        loss = losses.mean()
+        head = [param for param in self.reducer.head.parameters() if param.requires_grad]
+        every = [param for param in self.model.parameters() if param.requires_grad]
+        # The hook weighs gradients of the head alone: it has to be among them.
+        weighted, plain = (head, every) if self.arm.part == "head" else (every, head)
+        first = torch.autograd.grad(loss, weighted, retain_graph=True)
+        with self.reducer.paused():
+            last = torch.autograd.grad(loss, plain)
+        gradients = dict(zip(weighted, first, strict=True))
+        for param, gradient in zip(plain, last, strict=True):
+            if param not in gradients or self.arm.part == "backbone":
+                gradients[param] = gradient
+        for param, gradient in gradients.items():
+            param.grad = gradient
+        return loss.detach()
 
 
 class WholeNetwork(Method):
@@ -193,7 +229,11 @@ def make_method(
     Raises:
         UserError: The model cannot be used; the message names it.
     """
-    kind = {"network": WholeNetwork, "explicit": Explicit}.get(settings.arm.name, Method)
+    from primum.experiments.rivals import GroupMinNorm, UpGradNetwork  # these build on this file
+
+    kinds = {"network": WholeNetwork, "explicit": Explicit, "upgrad-network": UpGradNetwork,
+             "mgda": GroupMinNorm}  # fmt: skip
+    kind = Part if settings.arm.part != "both" else kinds.get(settings.arm.name, Method)
     try:
         return kind(settings, model, optimizer, scaler)
     except UserError:
@@ -210,7 +250,8 @@ def make_recipe(arm: Arm, seed: int) -> Recipe | None:
     own = Primum(arm.radius, arm.max_extra_weight, arm.max_iters)
     match arm.name:
         case "primum":
-            return own if arm.radius_schedule == "constant" else Reduced(own)
+            changes = arm.radius_schedule != "constant" or arm.until < 1
+            return Reduced(own) if changes else own
         case "paper":
             return VaryingPaper(PaperSettings(arm.radius, arm.max_extra_weight))
         case "permuted":
@@ -231,37 +272,14 @@ def autocast(settings: RunSettings) -> Any:
     return torch.autocast(kind, dtype=dtype, enabled=settings.precision != "fp32")
 
 
-def cross_entropies(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
-    """[B, classes], labels [B] or soft targets [B, classes] -> [B].
-
-    Of text, [B, T, V], [B, T] -> [B * T].
-    """
-    if logits.dim() == 3:
-        logits, targets = logits.flatten(0, 1), targets.flatten()
-    return F.cross_entropy(logits.float(), targets, label_smoothing=smoothing, reduction="none")
-
-
-def focal_losses(logits: Tensor, targets: Tensor, gamma: float, smoothing: float = 0.0) -> Tensor:
-    """Focal loss (Lin et al., 2017): cross entropy, each term times `(1 - p) ** gamma`.
-
-    [B, classes], labels [B] or soft targets [B, classes] -> [B]; [B, T, V], [B, T] -> [B * T].
-    """
-    if logits.dim() == 3:
-        logits, targets = logits.flatten(0, 1), targets.flatten()
-    classes = logits.shape[1]
-    if targets.dim() == 1:
-        soft = soft_targets(targets, classes, smoothing)
-    else:
-        soft = (1 - smoothing) * targets + smoothing / classes
-    logs = F.log_softmax(logits.float(), dim=1)
-    return -(soft * (1 - logs.exp()).clamp_min(SURE).pow(gamma) * logs).sum(1)
-
-
 def radius_share(arm: Arm, step: int, steps: int) -> float:
     """Radius of a step, as a share of the arm's largest."""
+    if step >= arm.until * steps:
+        return 0.0
     if arm.radius_schedule == "constant":
         return 1.0
     way, shape = arm.radius_schedule.split("-")
     done = step / max(1, steps - 1)
     risen = done if shape == "linear" else 0.5 - 0.5 * math.cos(math.pi * done)
-    return risen if way == "grow" else 1 - risen
+    low = arm.radius_low / arm.radius if arm.radius else 0.0
+    return low + (1 - low) * (risen if way == "grow" else 1 - risen)

@@ -15,10 +15,14 @@ def make_optimizer(settings: RunSettings, model: nn.Module) -> Optimizer:
     """SGD or AdamW at the full learning rate."""
     params = [param for param in model.parameters() if param.requires_grad]
     groups: list[dict[str, Any]] = [{"params": params}]
-    if not settings.decay_norms:
+    if not settings.decay_norms or settings.bias_lr != 1:
+        own = {
+            "lr": settings.rate * settings.bias_lr,
+            "weight_decay": settings.decay / settings.bias_lr if settings.decay_norms else 0.0,
+        }
         groups = [
             {"params": [param for param in params if param.dim() > 1]},
-            {"params": [param for param in params if param.dim() <= 1], "weight_decay": 0.0},
+            {"params": [param for param in params if param.dim() <= 1], **own},
         ]
     if settings.optimizer == "sgd":
         return SGD(

@@ -13,7 +13,7 @@ from primum.experiments.files import write_text
 from primum.experiments.language_page import MAKERS as LANGUAGE
 from primum.experiments.language_page import PLOTS as LANGUAGE_PLOTS
 from primum.experiments.language_page import language_plots
-from primum.experiments.results_page import MAKERS, PLOTS
+from primum.experiments.results_page import MAKERS, NOT_RUN, PLOTS
 from primum.experiments.results_plots import results_plots
 from primum.experiments.studies import STUDIES
 from primum.experiments.study_results import Results
@@ -31,7 +31,7 @@ def filled(text: str, results: Results) -> str:
     def fill(match: re.Match[str]) -> str:
         name = match[2]
         there = name not in STUDIES or results.runs[name]
-        made = ALL[name](results) if there else "Not run yet."
+        made = ALL[name](results) if there else NOT_RUN
         if there and name in PLOTS:
             made += f"\n\n![{PLOTS[name]}](images/results-{name}.png)"
         if there and name in LANGUAGE_PLOTS:

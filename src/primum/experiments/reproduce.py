@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from primum.experiments.claims import TABLES
-from primum.experiments.cli import PAPER
+from primum.experiments.cli import PAPER, SPEEDRUN
 from primum.experiments.commands import place_of, progress_of
 from primum.experiments.errors import UserError
 from primum.experiments.evidence import findings_of, runs_of
@@ -19,6 +19,7 @@ from primum.experiments.files import write_text
 from primum.experiments.job import Place
 from primum.experiments.judge import Outcome
 from primum.experiments.scales import SEEDS, SMALL_TABLES, SMOKE, Scale
+from primum.experiments.speedrun import NOTES, speedrun_runs
 from primum.experiments.sweep import check_workers, run_sweep
 from primum.experiments.torchrun import joined
 
@@ -106,6 +107,8 @@ def list_experiments() -> int:
             runs = {s: len(runs_of(name, s, range(n))) for s, n in seeds.items()}  # type: ignore[arg-type]
             listed = (f"{scale} {runs[scale]} runs, {seeds[scale]} seed(s)" for scale in runs)
             print(" " * (width + 2) + "; ".join(listed))
+    for scale in ("full", "small", "smoke"):
+        print(f"{SPEEDRUN.ljust(width)}  {scale}: {len(speedrun_runs(scale))} runs. {NOTES[scale]}")
     print(
         "\nA run at small takes about a minute on one core. Experiments share runs: "
         "ablation-radius has\nthose of table1 for radius 0.2. The others take minutes at small."

@@ -7,15 +7,19 @@ from collections.abc import Callable, Sequence
 from statistics import fmean
 from typing import Any
 
+from primum.experiments.budgets import Budgets, tuning_table
 from primum.experiments.defaults import OPTIMIZERS
 from primum.experiments.formatting import markdown_table, show, show_mean, with_p
+from primum.experiments.parts_page import parts_table
+from primum.experiments.spread import spread_table
 from primum.experiments.statistics import Difference, family, interval
 from primum.experiments.studies import STUDIES
-from primum.experiments.study_results import MAIN, Results, in_words, named
+from primum.experiments.study_results import MAIN, NAMES, Results, in_words, named
 from primum.experiments.tables import Group
 
 RADII = {"base": "0", "primum@radius=0.1": "0.1", "primum": "0.2", "primum@radius=0.4": "0.4",
          "primum@radius=0.8": "0.8"}  # fmt: skip
+NOT_RUN = "Not run yet."
 
 
 def overview(results: Results) -> str:
@@ -130,7 +134,8 @@ def rates(results: Results, study: str) -> str:
     groups = sorted(results.groups(study), key=lambda group: group.settings["lr"])
     metric, digits, _ = shown_by(groups)
     choose = max if metric == "accuracy" else min
-    arms = ["base", *(arm for arm in MAIN if any(arm in group.arms for group in groups))]
+    known = dict.fromkeys((*MAIN, *(arm for group in groups for arm in group.arms)))
+    arms = ["base", *(a for a in known if a != "base" and any(a in g.arms for g in groups))]
     means = {arm: [group.interval(arm, metric) for group in groups] for arm in arms}
     rows = [
         [f"{group.settings['lr']:g}", *(show(means[arm][place], digits) for arm in arms)]
@@ -152,6 +157,12 @@ def rates(results: Results, study: str) -> str:
     changes = [show(test.interval, digits, sign="+") for test in tests.values()]
     rows.append(["best - best of base", "–", *changes])
     return markdown_table(["learning rate", *map(named, arms)], rows)
+
+
+def rivals(results: Results) -> str:
+    """Best against best, once the rivals themselves have runs; base's are those of `upgrad`."""
+    there = any(run.arm == "mgda" for run in results.runs["rivals"])
+    return rates(results, "rivals") if there else NOT_RUN
 
 
 def long(results: Results, study: str) -> str:
@@ -223,6 +234,11 @@ MAKERS: dict[str, Callable[[Results], str]] = {
     "vit": lambda r: arms_table(r, "vit"),
     "resnet": lambda r: arms_table(r, "resnet"),
     "upgrad": lambda r: arms_table(r, "upgrad"),
+    "rivals": rivals,
+    "parts": lambda r: parts_table(r.groups("parts")[0], NAMES),
+    "speedrun": lambda r: Budgets(r.runs["speedrun"]).table(NAMES),
+    "speedrun-tuning": lambda r: tuning_table(r.groups("speedrun-tuning")),
+    "spread": lambda r: spread_table(r.every, NAMES),
     "verdicts": verdicts,
     "claims": claims,
     "commands": commands,
@@ -235,4 +251,6 @@ PLOTS = {
     "rates-sgd": "Test accuracy by learning rate, SGD",
     "rates-adamw": "Test accuracy by learning rate, AdamW",
     "long-sgd": "Test accuracy over 40 epochs, SGD",
+    "speedrun": "Points above base by the length of the schedule",
+    "parts": "Test accuracy with weights on the head's gradient, the backbone's, or both",
 }

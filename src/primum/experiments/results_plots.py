@@ -7,9 +7,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from primum.diagnostics.figures.style import canvas, looks, styled
+from primum.experiments.budgets import Budgets
 from primum.experiments.defaults import OPTIMIZERS
+from primum.experiments.parts_page import parts_plot
 from primum.experiments.plots import curves
-from primum.experiments.study_results import Results, named
+from primum.experiments.study_results import NAMES, Results, named
 from primum.experiments.tables import Group
 
 MAIN = ["base", "paper", "primum", "primum@radius=0.4"]
@@ -18,6 +20,11 @@ MAIN = ["base", "paper", "primum", "primum@radius=0.4"]
 def results_plots(results: Results) -> dict[str, Figure]:
     """By file name."""
     drawn = {"results-overview": forest(results)}
+    if results.runs.get("speedrun"):
+        drawn["results-speedrun"] = Budgets(results.runs["speedrun"]).plot(NAMES)
+    if results.runs.get("parts"):
+        (group,) = results.groups("parts")
+        drawn["results-parts"] = parts_plot(group, NAMES)
     for optimizer, title in OPTIMIZERS.items():
         if results.runs.get(f"rates-{optimizer}"):
             drawn[f"results-rates-{optimizer}"] = rates(results.groups(f"rates-{optimizer}"), title)

@@ -10,7 +10,7 @@ from typing import Literal
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-ScheduleName = Literal["cosine", "step", "constant", "linear"]
+ScheduleName = Literal["cosine", "linear", "step", "constant"]
 MILESTONES = (1 / 2, 3 / 4)  # He et al. (2016): a tenth at one half and three quarters
 
 
@@ -22,8 +22,9 @@ def make_schedule(
     The warm-up starts above 0: a first step of length 0 would be wasted.
 
     Args:
-        name: `cosine`: half a cosine down to `floor`. `step`: a tenth at one half and again at
-            three quarters. `constant`: the full learning rate. `linear`: down to `floor`.
+        name: `cosine`: half a cosine down to `floor`. `linear`: a line down to `floor`; with a
+            warm-up, a triangle. `step`: a tenth at one half and again at three quarters.
+            `constant`: the full learning rate.
         optimizer: Its learning rate is the full one.
         steps: Length of the run.
         warmup: Steps of linear warm-up, fewer than `steps`.

@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 from primum.experiments.arms import Arm, Task
 from primum.experiments.augment import AUGMENTATIONS
-from primum.experiments.defaults import LANGUAGE_RATES, OPTIMIZERS, usual_decay, usual_lr
+from primum.experiments.defaults import LANGUAGE_RATES, LATER, OPTIMIZERS, usual_decay, usual_lr
 from primum.experiments.errors import UserError
 from primum.experiments.images import DataSettings
 from primum.experiments.models import MODELS
@@ -48,7 +48,7 @@ def _option(
     default: Any,
     kind: type,
     about: str,
-    choices: tuple[str, ...] | None = None,
+    choices: tuple[Any, ...] | None = None,
     task: Task | None = None,
 ) -> Any:
     """A setting with the help text of its command-line option, and the task it is for, if one."""
@@ -113,6 +113,9 @@ class RunSettings:
         None, float, "1e-4 (sgd) or 5e-5 (adamw); language: 0 or 0.01"
     )
     decay_norms: bool = _option(True, bool, "weight decay of biases and norms too")
+    bias_lr: float = _option(
+        1.0, float, "factor on lr of biases and norms; their decay per step stays the same"
+    )
     momentum: float = _option(0.9, float, "momentum of sgd")
     nesterov: bool = _option(False, bool, "Nesterov momentum")
     beta1: float = _option(0.9, float, "beta1 of adamw")
@@ -121,7 +124,7 @@ class RunSettings:
     schedule: ScheduleName = _option(  # noqa: RUF009
         "cosine",
         str,
-        "of lr: half a cosine, a tenth at one half and three quarters, none, or a straight line",
+        "of lr: half a cosine, a line, a tenth at one half and three quarters, or none",
         get_args(ScheduleName),
     )
     warmup: float = _option(0.0, float, "epochs of linear warm-up")
@@ -129,6 +132,13 @@ class RunSettings:
     lr_floor: float = _option(0.0, float, "end of cosine and linear, as a share of lr")
     label_smoothing: float = _option(0.0, float, "share of the target spread over all classes")
     ema: float | None = _option(None, float, "decay of averaged weights, which are evaluated too")
+    views: int = _option(
+        1,
+        int,
+        "views of each test image at the end; 2: mirrored too, 6: and moved by a pixel",
+        (1, 2, 6),
+        "images",
+    )
     precision: Literal["fp32", "bf16", "fp16"] = _option(
         "fp32", str, "autocast; fp16 with a GradScaler", ("fp32", "bf16", "fp16")
     )
@@ -148,7 +158,7 @@ class RunSettings:
             value = getattr(self, what)
             if value is not None and value < least:
                 raise UserError(f"{what} must be >= {least}, got {value}")
-        for what in ("lr", "lr_scale", "clip", "eps"):
+        for what in ("lr", "lr_scale", "bias_lr", "clip", "eps"):
             value = getattr(self, what)
             if value is not None and not 0 < value < float("inf"):
                 raise UserError(f"{what} must be > 0 and finite, got {value}")
@@ -169,7 +179,8 @@ class RunSettings:
         for each in fields(self):
             choices, value = each.metadata.get("choices"), getattr(self, each.name)
             if choices and value is not None and value not in choices:
-                raise UserError(f"{each.name} must be one of {', '.join(choices)}, got {value!r}")
+                known = ", ".join(map(str, choices))
+                raise UserError(f"{each.name} must be one of {known}, got {value!r}")
         if self.look is not None and self.order == "stream":
             raise UserError("whole-network measurements need batches in the order 'epoch'")
         self._check_task()
@@ -239,29 +250,17 @@ class RunSettings:
         for each in fields(self):
             if each.metadata.get("task") not in (None, self.task):
                 del found[each.name]
-        later = {
-            "evaluate_every": 1,
-            "observe_every": 10,
-            "order": "epoch",
-            "look": None,
-            "task": "images",
-            "evaluate_steps": None,
-            "warmup_steps": None,
-        }
-        for name, default in later.items():
-            if found[name] == default:
-                del found[name]
+        for name, default in LATER.items():
+            if found.get(name, default) == default:
+                found.pop(name, None)
         if self.look is not None:
             found["look"]["lr_factors"] = list(self.look.lr_factors)
-        known = MODELS.get(self.model)
-        if self.task == "language":
-            text = digest_of(self.data)
-            epochs = None if self.steps else self.epochs
-            return found | {"lr": self.rate, "weight_decay": self.decay, "epochs": epochs,
-                            "text": text}  # fmt: skip
-        norm = self.norm or (known.norms[0] if known and known.norms else None)
         epochs = None if self.steps else self.epochs
-        return found | {"lr": self.rate, "weight_decay": self.decay, "norm": norm, "epochs": epochs}
+        found |= {"lr": self.rate, "weight_decay": self.decay, "epochs": epochs}
+        if self.task == "language":
+            return found | {"text": digest_of(self.data)}
+        known = MODELS.get(self.model)
+        return found | {"norm": self.norm or (known.norms[0] if known and known.norms else None)}
 
     @property
     def key(self) -> str:

@@ -8,6 +8,7 @@ test, corrected for all tests of the same family, is below 5%; otherwise no diff
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -146,6 +147,8 @@ def _welch(first: Sequence[float], second: Sequence[float]) -> tuple[Interval, f
         return Interval(mean, math.nan, count), math.nan
     if np.ptp(first) == 0 and np.ptp(second) == 0:
         return Interval(mean, 0.0, count), float(mean == 0)
-    found = stats.ttest_ind(first, second, equal_var=False)
+    with warnings.catch_warnings():  # equal values in one of the two are no reason for a warning
+        warnings.filterwarnings("ignore", "Precision loss occurred", RuntimeWarning)
+        found = stats.ttest_ind(first, second, equal_var=False)
     low, high = found.confidence_interval(LEVEL)
     return Interval(mean, float(high - low) / 2, count), float(found.pvalue)

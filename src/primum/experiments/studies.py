@@ -3,6 +3,7 @@
     python -m primum.experiments.studies --data-dir DIR --workers 2     # all, several hours
     python -m primum.experiments.studies --data-dir DIR --only noise long-sgd
     python -m primum.experiments.studies --list
+    python -m primum.experiments.studies --pack                         # runs into tables
     python -m primum.experiments.studies --smoke                        # generated images, seconds
     python -m primum.experiments.studies --pages [--check]              # tables and plots
 
@@ -17,19 +18,20 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from primum.experiments import options
-from primum.experiments.arms import Arm
 from primum.experiments.cli import guarded
 from primum.experiments.commands import place_of
 from primum.experiments.language_studies import LANGUAGE
 from primum.experiments.progress import Progress
 from primum.experiments.runs import TABLE, RunRecord, write_table
-from primum.experiments.settings import LookSettings, RunSettings
+from primum.experiments.speedrun import speedrun_runs, tuning_runs
 from primum.experiments.store import Store
 from primum.experiments.study import Study
 from primum.experiments.sweep import run_sweep
+from primum.experiments.tutorial_runs import tiny, tutorial_runs
 
 SMALL = "--train-size 5000 --test-size 5000 --evaluate-every 2"
 LARGE = "--train-size 10000 --test-size 5000 --evaluate-every 4"
@@ -42,6 +44,10 @@ SCHEDULES = (
     "base primum primum@radius=0.4 primum@radius=0.4,radius_schedule=grow-linear "
     "primum@radius=0.4,radius_schedule=fade-linear"
 )
+PARTS = "base primum@radius=0.4 primum@radius=0.4,part=head primum@radius=0.4,part=backbone"
+RIVALS = (
+    "base primum primum@radius=0.4 upgrad upgrad-network upgrad-network@upgrad_scale=mean-1 mgda"
+)
 RATES = "--lr-scale 0.25 0.5 1 2 4"
 TINY = (
     "--data generated --image-size 8 --classes 4 --train-size 64 --test-size 12 --epochs 1 "
@@ -53,44 +59,19 @@ TINY_TEXT = (
 )
 
 
-def tutorial_runs() -> list[RunSettings]:
-    """Plain training with whole-network measurements, and training with two kinds of weights."""
-    measured = {32: 4, 128: 2, 512: 1}  # batches per measurement
-    factors = (1 / 16, 1 / 4, 1.0, 4.0)
-
-    def run(
-        arm: str, model: str, optimizer: str, batch: int, seed: int, epochs: int = 5
-    ) -> RunSettings:
-        every = 10_000 // batch
-        look = LookSettings(every, measured.get(batch, 1), lr_factors=factors)
-        settings = RunSettings(
-            model=model,
-            train_size=10_000,
-            test_size=5_000,
-            optimizer=optimizer,  # type: ignore[arg-type]
-            schedule="constant",
-            batch_size=batch,
-            seed=seed,
-            arm=Arm(arm),
-        )
-        if arm != "base":
-            return replace(settings, epochs=epochs)
-        return replace(settings, steps=epochs * every, observe_every=1, look=look)
-
-    runs = []
-    for seed in range(3):
-        for optimizer in ("sgd", "adamw"):
-            batches = (128, 512, 32) if seed < 2 else (128,)
-            runs += [run("base", "cnn-small", optimizer, batch, seed) for batch in batches]
-    runs.append(run("base", "vit-micro", "adamw", 128, 0))
-    for seed in range(3):
-        for optimizer in ("sgd", "adamw"):
-            runs += [run(arm, "cnn-small", optimizer, 128, seed) for arm in ("primum", "network")]
-    runs.append(run("base", "resnet20", "sgd", 128, 0, epochs=2))
-    return runs
-
-
 _ALL = (
+    Study(
+        "speedrun-tuning",
+        "Which learning rate and weight decay suit plain training best, at each budget?",
+        own_runs=tuning_runs,
+        smoke_runs=partial(tuning_runs, "smoke"),
+    ),
+    Study(
+        "speedrun",
+        "A strong recipe: what is gained at which budget?",
+        own_runs=speedrun_runs,
+        smoke_runs=partial(speedrun_runs, "smoke"),
+    ),
     Study(
         "controls-sgd",
         "Is it better than plain training, and is it more than a larger step, more time or "
@@ -169,7 +150,21 @@ _ALL = (
         "upgrad@upgrad_scale=mean-1",
     ),
     Study(
-        "tutorial", "What does a step do to its samples?", own_runs=tutorial_runs, page="tutorial"
+        "parts",
+        "Where do the weights work: on the gradient of the head, of the backbone, or of both?",
+        f"{SMALL} --optimizer sgd --arms {PARTS}",
+    ),
+    Study(
+        "rivals",
+        "Best against best: UPGrad on the whole network, and MGDA on groups, in batches of 32",
+        f"{SMALL} --batch-size 32 --optimizer sgd --lr-scale 0.25 0.5 1 2 4 --arms {RIVALS}",
+    ),
+    Study(
+        "tutorial",
+        "What does a step do to its samples?",
+        own_runs=tutorial_runs,
+        smoke_runs=lambda: [tiny(run) for run in tutorial_runs()[14:19]],
+        page="tutorial",
     ),
     *LANGUAGE,
 )
@@ -178,19 +173,13 @@ STUDIES: dict[str, Study] = {study.name: study for study in _ALL}
 
 def smoke(study: Study) -> Study:
     """The same arms on a few generated images."""
-    if study.own_runs is not None:
-        return replace(study, own_runs=lambda: [_tiny(run) for run in tutorial_runs()[14:19]])
+    if study.smoke_runs is not None:
+        return replace(study, own_runs=study.smoke_runs)
     arms = study.words.split("--arms")[1]
     if study.page == "language":
         return replace(study, words=f"{TINY_TEXT} --arms {arms}", seeds=1)
     model = "--model vit-micro " if "vit-micro" in study.words else ""
     return replace(study, words=f"{model}{TINY} --arms {arms}", seeds=1)
-
-
-def _tiny(run: RunSettings) -> RunSettings:
-    look = None if run.look is None else replace(run.look, every=2, batches=1)
-    return replace(run, data="generated", image_size=8, train_size=32, test_size=16, batch_size=8,
-                   epochs=1, steps=None if look is None else 2, look=look)  # fmt: skip
 
 
 def pack(folder: Path) -> None:
@@ -215,6 +204,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=options.at_least(1), metavar="N", help="at most N")
     parser.add_argument("--list", action="store_true", help="studies, finished runs, commands")
     parser.add_argument("--smoke", action="store_true", help="generated images, nothing is kept")
+    parser.add_argument("--pack", action="store_true", help="train nothing, move finished runs "
+                        "from OUT/runs into the tables")  # fmt: skip
     parser.add_argument("--pages", action="store_true", help="make tables and plots of the docs")
     parser.add_argument("--check", action="store_true", help="with --pages: write nothing, exit "
                         "with 1 if a page would change")  # fmt: skip
@@ -242,7 +233,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 for study in chosen:
                     run_study(smoke(study), arguments)
             return 0
-        for study in chosen:
+        for study in chosen if not arguments.pack else ():
             run_study(study, arguments)
         pack(arguments.out)
         return 0

@@ -24,6 +24,7 @@ class Study:
         words: Options of `primum compare`.
         seeds: How many.
         own_runs: Makes the runs of a study that is not a `primum compare`.
+        smoke_runs: Makes a few of these on generated images.
         page: The page of the docs that shows it.
     """
 
@@ -32,6 +33,7 @@ class Study:
     words: str = ""
     seeds: int = 3
     own_runs: Callable[[], list[RunSettings]] | None = None
+    smoke_runs: Callable[[], list[RunSettings]] | None = None
     page: str = "results"
 
     @property

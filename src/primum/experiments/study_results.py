@@ -16,12 +16,14 @@ from primum.experiments.judge import Outcome
 from primum.experiments.reproduce import EXPERIMENTS
 from primum.experiments.runs import RunRecord
 from primum.experiments.schedules import scaled_lr
+from primum.experiments.speedrun import FALLING, FIRST_HALF
 from primum.experiments.statistics import Difference, family
 from primum.experiments.store import Store
 from primum.experiments.studies import STUDIES
 from primum.experiments.tables import Group, group_runs
 
 DATA = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
+WHOLE = 50_000  # training images of CIFAR-10 and CIFAR-100
 MAIN = ("primum", "primum@radius=0.4", "paper")
 NAMES = {  # on the page; others keep theirs
     "primum@radius=0.1": "primum, radius 0.1",
@@ -30,8 +32,14 @@ NAMES = {  # on the page; others keep theirs
     "primum@radius=0.4,radius_schedule=grow-linear": "radius 0 to 0.4",
     "primum@radius=0.4,radius_schedule=fade-linear": "radius 0.4 to 0",
     "upgrad@upgrad_scale=mean-1": "upgrad, mean 1",
+    "upgrad-network": "upgrad, whole network",
+    "upgrad-network@upgrad_scale=mean-1": "upgrad, whole network, mean 1",
     "primum@radius=0.05": "primum, radius 0.05",
     "primum@radius=0.2": "primum, radius 0.2",
+    FALLING: "radius 0.4 to 0.1",
+    FIRST_HALF: "radius 0.4, first half only",
+    "primum@radius=0.4,part=head": "radius 0.4, head alone",
+    "primum@radius=0.4,part=backbone": "radius 0.4, backbone alone",
     "primum@per=sample": "whole sequences, radius 0.1",
     "primum@radius=0.2,per=sample": "whole sequences, radius 0.2",
     "primum@max_extra_weight=0.5": "primum, extra weights up to 0.5",
@@ -69,20 +77,30 @@ class Results:
         return group_runs(self.runs[study])
 
     @cached_property
+    def every(self) -> list[Group]:
+        """All settings of the page's studies, whatever their learning rate."""
+        runs = [run for found in self.of("results").values() for run in found]
+        return group_runs(list({run.arm_settings["key"]: run for run in runs}.values()))
+
+    @cached_property
     def settings(self) -> list[Group]:
         """All settings at their default learning rate, each once, with all arms and seeds."""
         every = {
             run.arm_settings["key"]: run
             for name, runs in self.runs.items()
             for run in runs
-            if not name.startswith("rates") and STUDIES[name].page == "results"
+            if not name.startswith(("rates", "rivals")) and STUDIES[name].page == "results"
         }
         return group_runs(list(every.values()))
 
     @cached_property
     def overview(self) -> list[tuple[str, Group, dict[str, Difference]]]:
-        """Every setting with its differences from base; each recipe's column is a family."""
-        groups = [group for group in self.settings if group.pair("primum", "base", "accuracy")]
+        """Every setting with its differences from base; each recipe's column is a family.
+
+        Settings with one seed so far are left out.
+        """
+        pairs_of = [(group, group.pair("primum", "base", "accuracy")) for group in self.settings]
+        groups = [group for group, pair in pairs_of if pair is not None and len(pair[0]) > 1]
         tests: dict[tuple[str, int], Difference] = {}
         for arm in MAIN:
             pairs = {
@@ -128,7 +146,7 @@ def in_words(settings: dict[str, Any]) -> str:
         DATA[settings["data"]],
         OPTIMIZERS[settings["optimizer"]],
         f"B {settings['batch_size']}",
-        f"{settings['train_size'] // 1000}k images",
+        f"{(settings['train_size'] or WHOLE) // 1000}k images",
         f"{settings['epochs']} epochs",
     ]
     usual = scaled_lr(RATES[settings["optimizer"]], settings["batch_size"])

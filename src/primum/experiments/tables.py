@@ -14,7 +14,7 @@ import pandas as pd
 from primum.experiments.runs import RunRecord, without_nan
 from primum.experiments.statistics import Difference, Interval, family, interval
 
-TESTED = ("accuracy", "loss", "ema_accuracy")  # metrics that arms are compared by
+TESTED = ("accuracy", "loss", "ema_accuracy", "views_accuracy")  # metrics that arms are compared by
 
 
 class Metric(NamedTuple):
@@ -31,6 +31,7 @@ METRICS: dict[str, Metric] = {
     "accuracy": Metric("test accuracy, %", "test acc %", 2),
     "loss": Metric("test loss", "test loss", 3, "lower"),
     "ema_accuracy": Metric("test accuracy of averaged weights, %", "EMA acc %", 2),
+    "views_accuracy": Metric("test accuracy over several views, %", "views acc %", 2),
     "harmed_plain": Metric("harmed by plain step, %", "harmed %", 1),
     "harmed_taken": Metric("harmed by step taken, %", "taken %", 1),
     "extra_weight": Metric("mean extra weight", "extra w", 3),
@@ -53,6 +54,7 @@ def metrics_of(run: RunRecord, base: RunRecord | None = None) -> dict[str, float
         "accuracy": _scaled(run.final.get("test_accuracy"), 100),
         "loss": run.final.get("test_loss"),
         "ema_accuracy": _scaled(run.final.get("ema_test_accuracy"), 100),
+        "views_accuracy": _scaled(run.final.get("views_test_accuracy"), 100),
         "harmed_plain": _mean(run, "harmed_before", 100),
         "extra_weight": _mean(run, "mean_extra_weight") if weighted else None,
         "ms_per_step": run.final.get("ms_per_step"),

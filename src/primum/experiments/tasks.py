@@ -10,8 +10,10 @@ from primum.experiments.augment import AUGMENTATIONS
 from primum.experiments.epochs import Epochs
 from primum.experiments.errors import UserError
 from primum.experiments.images import Batches, ImageData, load_data
+from primum.experiments.images.batches import first_images
 from primum.experiments.models import build_language_model, build_model, find_model
 from primum.experiments.models.language import find_language_model
+from primum.experiments.models.whitened import WhitenedCNN
 from primum.experiments.settings import RunSettings
 from primum.experiments.texts import TextData, load_text
 from primum.experiments.torchrun import Ranks
@@ -60,6 +62,14 @@ def sizes_of(settings: RunSettings, data: Data) -> tuple[int, int]:
     if isinstance(data, TextData):
         return data.classes, settings.length
     return data.classes, data.image_size
+
+
+def initial_model(settings: RunSettings, data: Data) -> nn.Module:
+    """The model of a run before its first step; its whitening layer, if any, fits the images."""
+    model = build(settings, sizes_of(settings, data))
+    if isinstance(model, WhitenedCNN) and isinstance(data, ImageData):
+        model.whiten(first_images(data))
+    return model
 
 
 def check_name(settings: RunSettings) -> None:

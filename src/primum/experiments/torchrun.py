@@ -18,6 +18,8 @@ from torch import Tensor
 from primum.experiments.errors import UserError
 from primum.experiments.settings import RunSettings
 
+ALONE = ("loss-weighted", "network", "explicit", "upgrad-network", "mgda")  # arms for one process
+
 
 @dataclass(frozen=True)
 class Ranks:
@@ -66,8 +68,10 @@ class Ranks:
             raise UserError(
                 f"batch_size must be a multiple of the {self.size} ranks, got {settings.batch_size}"
             )
-        if settings.arm.name in ("loss-weighted", "network", "explicit") or settings.look:
-            what = "primum inspect" if settings.look else settings.arm.name
+        arm = settings.arm
+        alone = arm.name in ALONE or arm.part != "both"
+        if alone or settings.look:
+            what = "primum inspect" if settings.look else arm.label
             raise UserError(f"{what} works in one process only; run it without torchrun")
 
 

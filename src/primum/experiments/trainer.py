@@ -17,12 +17,13 @@ from torch.nn.parallel import DistributedDataParallel
 from primum import StepReport
 from primum.experiments.epochs import Batch
 from primum.experiments.errors import UserError
-from primum.experiments.methods import autocast, cross_entropies, make_method
+from primum.experiments.losses import cross_entropies
+from primum.experiments.methods import autocast, make_method
 from primum.experiments.optimizers import make_optimizer, weight_average
 from primum.experiments.schedules import make_schedule
 from primum.experiments.settings import Matched, RunSettings
 from primum.experiments.stopwatch import Stopwatch
-from primum.experiments.tasks import Data, build, evaluation_batches, sizes_of, train_batches
+from primum.experiments.tasks import Data, evaluation_batches, initial_model, train_batches
 from primum.experiments.torchrun import current
 
 FORMAT = 2  # of a checkpoint
@@ -82,7 +83,7 @@ class Trainer:
         wanted = settings.steps or settings.epochs * len(self.batches)
         self.steps = max(1, round(wanted * self.matched.steps_factor))
         self.step_count = 0
-        self.model: nn.Module = build(settings, sizes_of(settings, data)).to(self.device)
+        self.model: nn.Module = initial_model(settings, data).to(self.device)
         # Before the arm is attached, which the copy would copy too.
         self.average = None if settings.ema is None else weight_average(self.model, settings.ema)
         self.optimizer = make_optimizer(settings, self.model)

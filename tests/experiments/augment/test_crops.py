@@ -12,6 +12,7 @@ from primum.experiments.augment.crops import (
     random_boxes,
     random_crop,
     random_flip,
+    reflected,
     resized_crop,
 )
 
@@ -32,6 +33,17 @@ def test_every_crop_is_a_window_of_the_padded_image_and_all_windows_occur() -> N
         for crop in crops
     }
     assert found == set(range(9))
+
+
+@pytest.mark.parametrize("padding", [1, 2])
+def test_reflected_padding_is_torchs_own(padding: int) -> None:
+    images = random_images(3, 5)
+    expected = F.pad(images.float(), (padding,) * 4, mode="reflect").to(images.dtype)
+    assert torch.equal(reflected(images, padding), expected)
+    crops = random_crop(images, padding, generator(), reflect=True)
+    top, left = torch.randint(2 * padding + 1, (2, 3), generator=generator())
+    for crop, whole, y, x in zip(crops, expected, top, left, strict=True):
+        assert torch.equal(crop, whole[:, y : y + 5, x : x + 5])
 
 
 def test_flips_are_of_whole_images_about_half_of_them() -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from primum.experiments.augment import AUGMENTATIONS, Augmentation
 from primum.experiments.epochs import Batch
 from primum.experiments.images import Batches, DataSettings, ImageData, batches, load_data
+from primum.experiments.images.batches import first_images
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +44,30 @@ def test_a_batch_holds_what_its_ids_say(data: ImageData) -> None:
         mean, std = (torch.tensor(each).view(3, 1, 1) for each in (data.mean, data.std))
         expected = (data.train.images[ids].float() / 255 - mean) / std
         torch.testing.assert_close(images, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_alternating_mirrors_a_random_half_and_then_the_other(data: ImageData) -> None:
+    plain = Batches(data.train, data, batch_size=50, seed=3)
+    turned = Batches(
+        data.train, data, batch_size=50, seed=3, augmentation=Augmentation(alternate=True)
+    )
+    ids, mirrored = torch.arange(50), []
+    for epoch in range(4):
+        own, other = (each.make(ids, epoch, 0).inputs for each in (turned, plain))
+        mirrored.append((own == other.flip(3)).flatten(1).all(1))
+        assert ((own == other).flatten(1).all(1) == ~mirrored[-1]).all()
+    assert 10 < int(mirrored[0].sum()) < 40  # 50 throws of a coin
+    assert torch.equal(mirrored[1], ~mirrored[0])
+    assert torch.equal(mirrored[2], mirrored[0])
+    assert torch.equal(mirrored[3], mirrored[1])
+    others = Batches(data.train, data, batch_size=50, seed=4, augmentation=turned.augmentation)
+    assert not torch.equal(others.make(ids, 0, 0).inputs, turned.make(ids, 0, 0).inputs)
+
+
+def test_first_images_are_not_augmented(data: ImageData) -> None:
+    expected = Batches(data.train, data, batch_size=1).make(torch.arange(7), 0, 0).inputs
+    assert torch.equal(first_images(data, 7), expected)
+    assert len(first_images(data)) == 50
 
 
 def test_training_images_are_standardised(data: ImageData) -> None:

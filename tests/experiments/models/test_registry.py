@@ -15,6 +15,7 @@ from primum.experiments.models import MODELS, ModelError, build_model, find_mode
 
 LARGE = {"resnet50", "convnext-t", "vit", "resnet44"}  # one sample is enough for these
 OWN_SIZE = {"digits-cnn", "digits-transformer"}  # test_digits.py
+BATCH_NORM = {"cnn-whitened"}  # whose samples mix in training, and which has no other norm
 CHAINS = {"resnet20-chain", "resnet8-chain"}
 
 
@@ -28,10 +29,12 @@ def test_logits_come_from_one_linear_head(name: str) -> None:
     with torch.no_grad():
         logits = model(torch.randn(1 if name in LARGE else 3, 3, 32, 32))
     assert logits.shape[1] == 7
-    assert logits is outputs[0]
+    scale = getattr(model, "scale", 1)  # of the logits, after the head
+    torch.testing.assert_close(logits, scale * outputs[0])
+    assert logits is outputs[0] or scale != 1
 
 
-@pytest.mark.parametrize("name", sorted(set(MODELS) - LARGE - OWN_SIZE))
+@pytest.mark.parametrize("name", sorted(set(MODELS) - LARGE - OWN_SIZE - BATCH_NORM))
 def test_samples_do_not_mix(name: str) -> None:
     """In training too: without that, no gradient is a sample's own."""
     model = build_model(name, classes=10, image_size=32, seed=0)

@@ -10,13 +10,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-def random_crop(images: Tensor, padding: int, generator: torch.Generator) -> Tensor:
-    """A window of the first size, anywhere in the image padded with zeros on all sides.
+def random_crop(
+    images: Tensor, padding: int, generator: torch.Generator, *, reflect: bool = False
+) -> Tensor:
+    """A window of the first size, anywhere in the image padded on all sides.
 
-    Shapes: [B, C, H, W] -> the same.
+    Padded with zeros, or with the image reflected at its edge. Shapes: [B, C, H, W] -> the same.
     """
     count, _, height, width = images.shape
-    padded = F.pad(images, (padding,) * 4)
+    padded = reflected(images, padding) if reflect else F.pad(images, (padding,) * 4)
     windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # a view: [B, C, top, left, H, W]
     top, left = torch.randint(2 * padding + 1, (2, count), generator=generator)
     return windows[torch.arange(count), :, top, left]
@@ -24,8 +26,24 @@ def random_crop(images: Tensor, padding: int, generator: torch.Generator) -> Ten
 
 def random_flip(images: Tensor, generator: torch.Generator) -> Tensor:
     """Left and right swapped, for half of the images on average. Shapes: [B, C, H, W]."""
-    swap = torch.rand(len(images), generator=generator) < 0.5
-    return torch.where(swap.view(-1, 1, 1, 1), images.flip(3), images)
+    return mirror(images, torch.rand(len(images), generator=generator) < 0.5)
+
+
+def mirror(images: Tensor, chosen: Tensor) -> Tensor:
+    """Left and right swapped, for the chosen images. Shapes: [B, C, H, W], bool [B]."""
+    return torch.where(chosen.view(-1, 1, 1, 1), images.flip(3), images)
+
+
+def reflected(images: Tensor, padding: int) -> Tensor:
+    """Padded on all sides by the image reflected at its edge, of any dtype.
+
+    Shapes: [B, C, H, W] -> [B, C, H + 2 padding, W + 2 padding].
+    """
+    rows, columns = (
+        side - 1 - (side - 1 - torch.arange(-padding, side + padding).abs()).abs()
+        for side in images.shape[-2:]
+    )
+    return images[:, :, rows[:, None], columns]
 
 
 def random_boxes(

@@ -26,8 +26,11 @@ class Augmentation:
 
     Args:
         resized: random resized crop, of 8% to 100% of the area.
-        padding: zeros added on each side before a random crop.
+        padding: pixels added on each side before a random crop.
+        reflect: these are the image's own, reflected at its edge, instead of zeros.
         flip: left and right swapped for half of the images.
+        alternate: the same for a random half in the first epoch, and then for the other half in
+            turn; done by `Batches`, which knows the epoch.
         policy: colour and shape: RandAugment, or AutoAugment's policy for CIFAR-10.
         operations: number of operations of RandAugment.
         erase: chance of a box of noise, after normalisation.
@@ -37,7 +40,9 @@ class Augmentation:
 
     resized: bool = False
     padding: int = 0
+    reflect: bool = False
     flip: bool = False
+    alternate: bool = False
     policy: Literal["none", "rand", "auto"] = "none"
     operations: int = 2
     erase: float = 0.0
@@ -66,7 +71,7 @@ class Augmentation:
     def on_bytes(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """Padded crop, flip and policy. Shapes: uint8 [B, 3, H, W] -> the same."""
         if self.padding:
-            images = random_crop(images, self.padding, generator)
+            images = random_crop(images, self.padding, generator, reflect=self.reflect)
         if self.flip:
             images = random_flip(images, generator)
         if self.policy == "rand":
@@ -100,6 +105,8 @@ AUGMENTATIONS: dict[str, Augmentation] = {
     "none": Augmentation(),
     # ResNet on CIFAR (He et al., 2016).
     "crop-flip": Augmentation(padding=4, flip=True),
+    # Speedruns on CIFAR (Jordan, 2024).
+    "translate-alternate": Augmentation(padding=2, reflect=True, alternate=True),
     # ViT on CIFAR (github.com/omihub777/ViT-CIFAR).
     "vit": Augmentation(padding=4, flip=True, policy="auto"),
     # ResNet-50 on Tiny-ImageNet (He et al., 2016, in the form of later implementations).

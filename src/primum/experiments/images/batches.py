@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from primum.experiments.augment import Augmentation
-from primum.experiments.epochs import AUGMENT, Batch, Epochs, generator_of
+from primum.experiments.augment.crops import mirror
+from primum.experiments.epochs import AUGMENT, MIRROR, Batch, Epochs, generator_of
 from primum.experiments.images.lazy import LazyImages
 from primum.experiments.images.load import ImageData, Split
 
@@ -68,6 +69,8 @@ class Batches(Epochs):
             return Batch(self.split.images[ids], self.split.labels[ids], ids)  # made to be used so
         generator = generator_of(self.seed, AUGMENT, epoch, step, self.rank)
         images = self.augmentation.on_bytes(self._pixels(ids, generator), generator)
+        if self.augmentation.alternate:
+            images = mirror(images, self._mirrored(ids, epoch))
         normalised = (images.float() - self._mean) / self._std
         return Batch(
             *self.augmentation.on_floats(
@@ -75,6 +78,12 @@ class Batches(Epochs):
             ),
             ids,
         )
+
+    def _mirrored(self, ids: Tensor, epoch: int) -> Tensor:
+        """Which samples are mirrored: a random half in the first epoch, then the other. [B]."""
+        generator = generator_of(self.seed, MIRROR)
+        first = torch.randint(2, (len(self.split),), generator=generator)
+        return ((first[ids] + epoch) % 2).bool()
 
     def _pixels(self, ids: Tensor, generator: torch.Generator) -> Tensor:
         """Stored images in one size; uint8 [B, 3, H, W]."""
@@ -85,3 +94,9 @@ class Batches(Epochs):
         if self.augmentation.resized:
             return self.augmentation.crop(list(images[ids]), images.shape[-1], generator)
         return images[ids]
+
+
+def first_images(data: ImageData, count: int = 5000) -> Tensor:
+    """The first training images as a model sees them, without augmentation; [N, 3, H, W]."""
+    batches = Batches(data.train, data, batch_size=1)
+    return batches.make(torch.arange(min(count, len(data.train))), 0, 0).inputs

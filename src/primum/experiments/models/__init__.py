@@ -2,6 +2,7 @@
 
 digits.py     the demo's two, for one-channel images of 8 x 8 pixels
 small.py      a group-norm CNN for studies on a CPU
+whitened.py   a compact CNN for speedruns on CIFAR-10
 resnet.py     ResNet-20 and ResNet-44 for CIFAR, ResNet-50
 vit.py        vision transformers for small images
 convnext.py   ConvNeXt-T

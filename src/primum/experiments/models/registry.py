@@ -22,6 +22,7 @@ from primum.experiments.models.norms import Norm
 from primum.experiments.models.resnet import CifarResNet, ResNet50, as_chain
 from primum.experiments.models.small import SmallCNN
 from primum.experiments.models.vit import ViT
+from primum.experiments.models.whitened import SMALLEST, WhitenedCNN
 
 
 class ModelError(UserError):
@@ -51,6 +52,12 @@ def _convnext(classes: int, image_size: int, norm: Norm) -> nn.Module:
     return ConvNeXt(classes)
 
 
+def _whitened(classes: int, image_size: int, norm: Norm) -> nn.Module:
+    if image_size < SMALLEST:
+        raise ValueError(f"image_size must be >= {SMALLEST}, got {image_size}")
+    return WhitenedCNN(classes)
+
+
 def _digits(build: Callable[[], nn.Module]) -> Callable[[int, int, Norm], nn.Module]:
     def checked(classes: int, image_size: int, norm: Norm) -> nn.Module:
         if (classes, image_size) != (10, 8):
@@ -65,6 +72,11 @@ MODELS: dict[str, Model] = {
         "3 convolutions, 64-wide head: CIFAR studies on a CPU",
         ("group", "batch"),
         lambda classes, size, norm: SmallCNN(classes, norm=norm),
+    ),
+    "cnn-whitened": Model(
+        "frozen whitening layer, 6 convolutions, batch norm, 64-wide head: CIFAR speedruns",
+        (),
+        _whitened,
     ),
     "vit-micro": Model(
         "transformer of 4 layers, 4 heads, width 96, 16 patches: CIFAR studies on a CPU",

@@ -1,0 +1,142 @@
+"""Gain against budget: arms compared over complete schedules of several lengths."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from primum.diagnostics.figures.style import canvas, looks, styled
+from primum.experiments.formatting import markdown_table, show, show_mean, with_p
+from primum.experiments.runs import RunRecord
+from primum.experiments.speedrun import tuned
+from primum.experiments.statistics import Difference, Interval, family, interval
+from primum.experiments.tables import Group, group_runs
+
+METRIC = "views_accuracy"
+NOTE = (
+    "Test accuracy over several views of each image, last epoch. Each budget is a complete "
+    "schedule of that many epochs. Differences from base are in points, with Welch's 95% interval, "
+    "Holm's p-value over the whole table, and the number of seeds. equal at: epochs of a schedule "
+    "whose accuracy, interpolated over the logarithm of its length, is base's at the longest "
+    "budget. time x: time per step relative to base."
+)
+
+
+class Budgets:
+    """Runs of a speedrun by epochs. Settings that have no run of base are left out."""
+
+    def __init__(self, records: Sequence[RunRecord]) -> None:
+        groups = [group for group in group_runs(records) if "base" in group.arms]
+        self.groups: dict[int, Group] = {
+            group.settings["epochs"]: group
+            for group in sorted(groups, key=lambda group: group.settings["epochs"])
+        }
+        named = dict.fromkeys(run.arm for run in records)
+        self.arms = ["base", *(arm for arm in named if arm != "base")]
+
+    def tests(self) -> dict[tuple[str, int], Difference]:
+        """Every arm minus base at every budget; all of them are one family."""
+        pairs = {
+            (arm, epochs): pair
+            for arm in self.arms[1:]
+            for epochs, group in self.groups.items()
+            if (pair := group.pair(arm, "base", METRIC)) is not None
+        }
+        return family(pairs)
+
+    def means(self, arm: str) -> dict[int, float]:
+        """Mean accuracy by budget, over the seeds that base has too."""
+        found = {}
+        for epochs, group in self.groups.items():
+            pair = group.pair(arm, "base", METRIC)
+            if pair is not None:
+                found[epochs] = interval(pair[0]).mean
+        return found
+
+    def equal_at(self, arm: str) -> float | None:
+        """Epochs at which an arm has base's accuracy of the longest budget; None if never."""
+        base, own = self.means("base"), self.means(arm)
+        return None if not base or max(base) not in own else crossing(own, base[max(base)])
+
+    def table(self, names: Mapping[str, str] | None = None) -> str:
+        """One row per arm, one column per budget, as Markdown."""
+        tests, rows = self.tests(), []
+        for arm in self.arms:
+            row = [(names or {}).get(arm, arm)]
+            for epochs, group in self.groups.items():
+                if arm == "base":
+                    own = group.interval(arm, METRIC)
+                    row.append(f"{show(own, 2)} [{len(group.arms[arm])}]")
+                else:
+                    test = tests.get((arm, epochs))
+                    shown = with_p(test, 2)
+                    row.append(shown if test is None else f"{shown} [{test.interval.count}]")
+            equal = self.equal_at(arm)
+            row.append("–" if equal is None else f"{equal:.1f}")
+            row.append(show_mean(self._time(arm), 2))
+            rows.append(row)
+        head = ["", *(f"{epochs} epochs" for epochs in self.groups), "equal at", "time x"]
+        return markdown_table(head, rows)
+
+    def _time(self, arm: str) -> Interval | None:
+        found = [
+            each for group in self.groups.values() if (each := group.interval(arm, "time_ratio"))
+        ]
+        return interval([each.mean for each in found]) if found else None
+
+    @styled
+    def plot(self, names: Mapping[str, str] | None = None) -> Figure:
+        """Points above base by budget, with intervals where there are several seeds."""
+        figure, axes = canvas()
+        tests = self.tests()
+        shown = [arm for arm in self.arms[1:] if any(key[0] == arm for key in tests)]
+        for number, (arm, look) in enumerate(looks(shown).items()):
+            known = {epochs: test.interval for (own, epochs), test in tests.items() if own == arm}
+            axes.errorbar(
+                [epochs * 1.03 ** (number - len(shown) / 2) for epochs in known],  # side by side
+                [found.mean for found in known.values()],
+                yerr=np.nan_to_num([found.half_width for found in known.values()]),
+                color=look.colour,
+                linestyle=look.dashes,
+                marker=look.marker,
+                capsize=2,
+                label=(names or {}).get(arm, arm),
+            )
+        axes.axhline(0, color="#010203", linewidth=0.8)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(list(self.groups), [str(epochs) for epochs in self.groups])
+        axes.minorticks_off()
+        axes.set_xlabel("epochs of the schedule")
+        axes.set_ylabel("points of test accuracy above base")
+        if shown:
+            axes.legend()
+        return figure
+
+
+def crossing(curve: Mapping[int, float], target: float) -> float | None:
+    """First length at which a curve reaches a target, linear in the logarithm of the length."""
+    points = sorted(curve.items())
+    if points and points[0][1] >= target:
+        return float(points[0][0])
+    for (low, before), (high, after) in pairwise(points):
+        if before < target <= after:
+            share = (target - before) / (after - before)
+            return math.exp(math.log(low) + share * math.log(high / low))
+    return None
+
+
+def tuning_table(groups: Sequence[Group]) -> str:
+    """Plain training of the recipe by budget, learning rate and decay; what is used is marked."""
+    names = ("epochs", "lr", "weight_decay")
+    rows = []
+    for group in sorted(groups, key=lambda group: [group.settings[name] for name in names]):
+        epochs, lr, decay = (group.settings[name] for name in names)
+        best = tuned(epochs)
+        used = math.isclose(lr, best.rate) and math.isclose(decay, best.decay)
+        accuracy = show(group.interval("base", "accuracy"), 2)
+        rows.append([str(epochs), f"{lr:.3g}", f"{decay:.2g}", accuracy, "used" if used else ""])
+    return markdown_table(["epochs", "learning rate", "weight decay", "base, %", ""], rows)

@@ -1,0 +1,103 @@
+"""Published alternatives that work on the whole network's gradients: UPGrad, and MGDA on groups.
+
+Neither has a radius or looks at the optimizer's step. Both leave no reports.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from primum.experiments.epochs import Batch
+from primum.experiments.errors import INSTALL, UserError
+from primum.experiments.methods import Method, autocast
+from primum.experiments.settings import RunSettings
+
+
+class Rival(Method):
+    """Weights of TorchJD, without a reducer."""
+
+    def __init__(
+        self,
+        settings: RunSettings,
+        model: nn.Module,
+        optimizer: Optimizer,
+        scaler: torch.amp.GradScaler | None = None,
+    ) -> None:
+        self.settings, self.arm = settings, settings.arm
+        self.model, self.optimizer, self.scaler = model, optimizer, scaler
+        self.reducer, self.recipe, self.weighs = None, None, False
+        try:
+            self.prepare()
+        except ImportError as error:
+            name = self.arm.name
+            raise UserError(f"{name} needs torchjd and quadprog ({error}); {INSTALL}") from error
+
+    def prepare(self) -> None:
+        """Make what is needed of TorchJD."""
+        raise NotImplementedError
+
+    def observed(self, place: int) -> bool:
+        return False
+
+
+class UpGradNetwork(Rival):
+    """UPGrad (Quinton and Rey, 2024) on the Gram matrix of all per-sample gradients.
+
+    The matrix is that of TorchJD's autogram engine, which needs samples that do not mix: no batch
+    norm.
+    """
+
+    def prepare(self) -> None:
+        from torchjd.aggregation import UPGradWeighting
+        from torchjd.autogram import Engine
+
+        self._weighting: Any = UPGradWeighting()
+        self._engine = Engine(self.model, batch_dim=0)
+
+    def weighted(self, losses: Tensor, batch: Batch) -> Tensor:
+        self.weights: Tensor = self._weighting(self._engine.compute_gramian(losses)) * len(losses)
+        if self.arm.upgrad_scale == "mean-1":
+            self.weights = self.weights / self.weights.mean()
+        return (self.weights.to(losses.dtype) * losses).mean()
+
+
+class GroupMinNorm(Rival):
+    """MGDA (Désidéri, 2012): the shortest convex combination of the gradients of several groups.
+
+    The batch is cut into groups of consecutive samples, which go through the network one after the
+    other, so that a step takes about as long as a plain one.
+    """
+
+    def prepare(self) -> None:
+        from torchjd.aggregation import MGDAWeighting
+
+        self._weighting: Any = MGDAWeighting()
+
+    def backward(self, batch: Batch, step: int, steps: int, *, observed: bool) -> Tensor:
+        if self.scaler is not None:
+            raise UserError("mgda does not work with fp16; choose --precision bf16 or fp32")
+        count = self.arm.groups
+        if len(batch.inputs) % count:
+            raise UserError(
+                f"the batch of {len(batch.inputs)} cannot be cut into {count} equal groups"
+            )
+        params = [param for param in self.model.parameters() if param.requires_grad]
+        rows, total = [], torch.zeros((), device=batch.inputs.device)
+        parts = zip(batch.inputs.chunk(count), batch.targets.chunk(count), strict=True)
+        for images, targets in parts:
+            with autocast(self.settings):
+                logits = self.model(images)
+            loss = self.losses(logits, targets).mean()
+            gradients = torch.autograd.grad(loss, params)
+            rows.append(torch.cat([each.reshape(-1) for each in gradients]))
+            total = total + loss.detach() / count
+        jacobian = torch.stack(rows)
+        self.weights: Tensor = self._weighting(jacobian @ jacobian.T).to(jacobian.dtype)
+        combined = (self.weights @ jacobian).split([param.numel() for param in params])
+        for param, gradient in zip(params, combined, strict=True):
+            param.grad = gradient.view_as(param).contiguous()
+        return total

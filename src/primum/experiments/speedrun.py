@@ -1,0 +1,146 @@
+"""The speedrun on CIFAR-10: a recipe tuned for plain training, at several budgets, and its runs.
+
+Every budget is a complete schedule of its own, rescaled to its epochs. The recipe is in the spirit
+of the airbench ones (Jordan, 2024). Its learning rate and weight decay are decoupled: both are
+given per 1,024 samples and per unit of what momentum adds up, so that batch size, momentum, and
+the learning rate can be changed without changing the decay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from primum.experiments.arms import Arm
+from primum.experiments.plan import plan
+from primum.experiments.scales import Scale
+from primum.experiments.settings import RunSettings
+
+BATCH, MOMENTUM = 512, 0.85
+TUNING_SEED = 100  # none of the seeds that are compared
+RATES = (5.75, 11.5, 23.0, 46.0)
+DECAYS = (0.0075, 0.015, 0.03)
+# By epochs: learning rate and weight decay of plain training with the highest accuracy of
+# `tuning_runs`, on 20,000 images. Budgets between two of these take the shorter one's. Still to be
+# run: the highest rate at 4 epochs, all rates at 8, and the other decays.
+TUNED: dict[int, tuple[float, float]] = {2: (23.0, 0.015), 4: (23.0, 0.015), 8: (23.0, 0.015)}
+MAIN = ("base", "primum@radius=0.1", "primum", "primum@radius=0.4")
+FALLING = "primum@radius=0.4,radius_schedule=fade-linear,radius_low=0.1"
+FIRST_HALF = "primum@radius=0.4,until=0.5"
+MORE = ("primum@radius=0.05", FALLING, FIRST_HALF, "paper", "lr-matched", "permuted")
+NOTES = {
+    "full": "All 50,000 training images.",
+    "small": "20,000 training images.",
+    "smoke": "A few steps on generated images: it shows that everything runs, and nothing else.",
+}
+
+
+@dataclass(frozen=True)
+class Design:
+    """Training images (None is all), epochs of each budget, seeds, views of a test image."""
+
+    train_size: int | None
+    budgets: tuple[int, ...]
+    seeds: int
+    views: int
+
+
+DESIGNS: dict[Scale, Design] = {
+    "full": Design(None, (2, 3, 4, 6, 8, 12, 16), 5, 6),
+    "small": Design(20_000, (2, 4, 8), 3, 2),
+    "smoke": Design(64, (1, 2), 1, 2),
+}
+
+
+def recipe(epochs: int, *, lr: float, weight_decay: float, batch_size: int = BATCH) -> RunSettings:
+    """Settings of a complete schedule.
+
+    Args:
+        epochs: Length; the schedule is a triangle with its peak at 23% of it.
+        lr: Sum of all that one sample in 1,024 adds to the weights, momentum included.
+        weight_decay: The same for the share of the weights that is taken away.
+        batch_size: Samples per step.
+    """
+    lasting = 1 + 1 / (1 - MOMENTUM)  # what Nesterov momentum makes of one gradient, in all
+    return RunSettings(
+        model="cnn-whitened",
+        augment="translate-alternate",
+        batch_size=batch_size,
+        epochs=epochs,
+        lr=lr * batch_size / (1024 * lasting),
+        weight_decay=weight_decay / lr,
+        bias_lr=64.0,
+        momentum=MOMENTUM,
+        nesterov=True,
+        schedule="linear",
+        warmup=round(0.23 * epochs, 2),
+        lr_floor=0.07,
+        label_smoothing=0.2,
+        precision="bf16",  # twice as fast as fp32 on a CPU that has it
+    )
+
+
+def tuned(epochs: int) -> RunSettings:
+    """The recipe with the tuned settings of a budget."""
+    known = [budget for budget in TUNED if budget <= epochs] or [min(TUNED)]
+    lr, weight_decay = TUNED[max(known)]
+    return recipe(epochs, lr=lr, weight_decay=weight_decay)
+
+
+def tuning_runs(scale: Scale = "small", train_size: int | None = None) -> list[RunSettings]:
+    """Plain training: every learning rate at every budget, then weight decays at the middle one."""
+    runs = [recipe(budget, lr=lr, weight_decay=DECAYS[1]) for budget in TUNED for lr in RATES]
+    runs += [recipe(4, lr=TUNED[4][0], weight_decay=decay) for decay in DECAYS]
+    runs = [replace(run, seed=TUNING_SEED, evaluate_every=run.epochs) for run in runs]
+    runs = [_at(run, scale, train_size) for run in runs]
+    return list({run.key: run for run in runs}.values())
+
+
+def speedrun_runs(
+    scale: Scale = "small",
+    seeds: Iterable[int] | None = None,
+    *,
+    budgets: Sequence[int] = (),
+    train_size: int | None = None,
+    device: str = "cpu",
+) -> list[RunSettings]:
+    """All runs of a scale, in an order that is a fair comparison wherever it is stopped.
+
+    Base and three radii come first, all but the longest budget seed by seed, then that one; the
+    other arms come after all of these, in the same order.
+    """
+    design = DESIGNS[scale]
+    chosen = sorted(budgets or design.budgets)
+    numbers = list(range(design.seeds) if seeds is None else seeds)
+    runs: list[RunSettings] = []
+    for arms in (MAIN, (*MAIN, *MORE)):
+        for part in (chosen[:-1], chosen[-1:]):
+            points = [
+                replace(
+                    tuned(budget),
+                    views=design.views,
+                    evaluate_every=max(1, budget // 4),
+                    device=device,
+                )
+                for budget in part
+            ]
+            points = [_at(point, scale, train_size) for point in points]
+            runs += plan(points, [Arm.parse(arm) for arm in arms], numbers) if points else []
+    return list({run.key: run for run in runs}.values())
+
+
+def _at(run: RunSettings, scale: Scale, train_size: int | None) -> RunSettings:
+    """A run at a scale."""
+    if scale != "smoke":
+        return replace(run, train_size=train_size or DESIGNS[scale].train_size)
+    return replace(
+        run,
+        data="generated",
+        image_size=16,
+        train_size=train_size or 64,
+        test_size=16,
+        batch_size=16,
+        epochs=min(2, run.epochs),
+        warmup=min(0.5, run.warmup),
+        evaluate_every=1,
+    )

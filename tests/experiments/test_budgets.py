@@ -1,0 +1,65 @@
+"""Gain against budget, from runs made by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from experiments.conftest import record
+from primum.experiments.budgets import Budgets, crossing
+from primum.experiments.runs import RunRecord
+
+
+def run(arm: str, seed: int, epochs: int, accuracy: float) -> RunRecord:
+    made = record(arm, seed, 0.5, views_test_accuracy=accuracy, ms=20.0 if arm == "slow" else 10.0)
+    return replace(made, settings={"epochs": epochs})
+
+
+@pytest.fixture
+def budgets() -> Budgets:
+    runs = []
+    for seed in range(3):
+        noise = 0.001 * seed
+        for epochs, base in ((2, 0.60), (4, 0.70), (8, 0.80)):
+            runs.append(run("base", seed, epochs, base + noise))
+            runs.append(run("ahead", seed, epochs, base + 0.05 + noise))
+            if seed < 2:  # stopped before the last seed
+                runs.append(run("slow", seed, epochs, base - 0.02 + noise))
+    return Budgets(runs[::-1])
+
+
+def test_differences_over_common_seeds(budgets: Budgets) -> None:
+    assert list(budgets.groups) == [2, 4, 8]
+    assert budgets.arms[0] == "base"
+    tests = budgets.tests()
+    assert len(tests) == 6
+    assert tests["ahead", 4].interval.mean == pytest.approx(5.0)
+    assert tests["ahead", 4].interval.count == 3
+    assert tests["slow", 8].interval.mean == pytest.approx(-2.0)
+    assert tests["slow", 8].interval.count == 2
+
+
+def test_how_much_shorter_a_schedule_may_be(budgets: Budgets) -> None:
+    assert budgets.equal_at("base") == pytest.approx(8.0)
+    assert budgets.equal_at("ahead") == pytest.approx(4 * 2**0.5)  # half-way between 75 and 85
+    assert budgets.equal_at("slow") is None  # never
+    assert crossing({2: 50.0, 4: 60.0}, 40.0) == 2.0
+    assert crossing({}, 40.0) is None
+
+
+def test_table_and_plot(budgets: Budgets) -> None:
+    head, _, *rows = budgets.table({"ahead": "an arm"}).splitlines()
+    assert head == "|  | 2 epochs | 4 epochs | 8 epochs | equal at | time x |"
+    cells = {row.split(" | ")[0].removeprefix("| "): row.split(" | ")[1:] for row in rows}
+    assert set(cells) == {"base", "an arm", "slow"}
+    assert cells["base"][0] == "60.10 ± 0.25 [3]"
+    assert cells["an arm"][1].startswith("+5.00 ± 0.23 (<0.001) [3]")
+    assert cells["slow"][-1] == "2.00 |"
+    figure = budgets.plot()
+    labels = figure.axes[0].get_legend_handles_labels()[1]
+    assert sorted(labels) == ["ahead", "slow"]
+
+
+def test_settings_without_base_are_left_out() -> None:
+    assert Budgets([run("ahead", 0, 2, 0.5)]).groups == {}

@@ -1,0 +1,96 @@
+"""The speedrun: its runs, their order, and the command from end to end at a toy size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from primum.experiments.cli import main
+from primum.experiments.speedrun import (
+    DESIGNS,
+    MAIN,
+    MORE,
+    TUNED,
+    TUNING_SEED,
+    recipe,
+    speedrun_runs,
+    tuned,
+    tuning_runs,
+)
+from primum.experiments.store import Store
+
+
+def test_learning_rate_and_decay_are_decoupled() -> None:
+    """From the published numbers of airbench94: lr 11.5, decay 0.0153, momentum 0.85."""
+    own = recipe(8, lr=11.5, weight_decay=0.0153, batch_size=1024)
+    per_sample = 11.5 / (1024 * (1 + 1 / (1 - 0.85)))  # for a sum of losses
+    assert own.rate == pytest.approx(1024 * per_sample)
+    other = recipe(8, lr=23.0, weight_decay=0.0153, batch_size=512)
+    assert other.rate == pytest.approx(own.rate)  # twice the rate, half the batch
+    # The share that all steps over 1,024 samples take away is the same.
+    assert 2 * other.rate * other.decay == pytest.approx(own.rate * own.decay)
+
+
+def test_every_budget_is_a_whole_schedule() -> None:
+    for epochs in DESIGNS["full"].budgets:
+        assert tuned(epochs).epochs == epochs
+        assert tuned(epochs).warmup == pytest.approx(0.23 * epochs, abs=0.005)
+    # Between two tuned budgets, the shorter one's settings.
+    assert tuned(6).rate == tuned(4).rate
+    assert tuned(6).decay == tuned(4).decay
+
+
+def test_stopped_anywhere_it_is_a_fair_comparison() -> None:
+    runs = speedrun_runs("small", range(3))
+    assert len(runs) == 3 * 3 * (len(MAIN) + len(MORE))
+    assert len({run.key for run in runs}) == len(runs)
+    assert [run.arm.label for run in runs[:4]] == list(MAIN)
+    for stop in range(len(runs)):
+        done: dict[tuple[int, str], int] = {}
+        for run in runs[:stop]:
+            done[run.epochs, run.arm.label] = done.get((run.epochs, run.arm.label), 0) + 1
+        for budget in (2, 4, 8):
+            for arms in (MAIN, MORE):
+                counts = [done.get((budget, arm), 0) for arm in arms]
+                assert max(counts) - min(counts) <= 1
+    assert {run.train_size for run in runs} == {20_000}
+    full = speedrun_runs("full", range(1), budgets=[2], train_size=30_000)
+    assert {(run.train_size, run.epochs, run.views) for run in full} == {(30_000, 2, 6)}
+
+
+def test_tuning_uses_a_seed_that_is_not_compared_and_base_alone() -> None:
+    runs = tuning_runs()
+    assert {run.arm.name for run in runs} == {"base"}
+    assert {run.seed for run in runs} == {TUNING_SEED}
+    assert max(design.seeds for design in DESIGNS.values()) <= TUNING_SEED
+    tried = {(run.epochs, run.rate, run.decay) for run in runs}
+    assert all((tuned(b).epochs, tuned(b).rate, tuned(b).decay) in tried for b in TUNED)
+
+
+def test_the_command_smoke(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["reproduce", "speedrun", "--scale", "smoke", "--out", str(tmp_path)]
+    assert main(words) == 0
+    printed = capsys.readouterr().out
+    assert "| base |" in printed
+    assert "until=0.5" in printed
+    folder = tmp_path / "smoke"
+    assert str(tmp_path) not in (folder / "speedrun.md").read_text()
+    assert (folder / "speedrun.png").stat().st_size > 5000
+    store = Store(folder)
+    for run in speedrun_runs("smoke"):
+        record = store.find(run)
+        assert record is not None
+        assert record.final["views_test_accuracy"] is not None
+        assert record.final["fallbacks"] == 0
+    assert main(words) == 0
+    assert "already finished" in capsys.readouterr().err
+    assert main([*words, "--no-resume"]) == 1
+
+
+def test_its_options_are_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["reproduce", "table1", "--train-size", "5"])
+    assert "options of speedrun alone" in capsys.readouterr().err
+    assert main(["reproduce", "--list"]) == 0
+    assert f"speedrun         small: {len(speedrun_runs('small'))} runs" in capsys.readouterr().out
