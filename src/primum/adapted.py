@@ -104,9 +104,12 @@ def _is_adapter(module: nn.Module) -> bool:
     """Whether linear layers that are trained correct the output of a frozen one, as in LoRA.
 
     PEFT's layers keep the frozen one as `base_layer`. In others, it is all that is frozen, and a
-    chain of linear layers beside it takes and gives as many features.
+    chain of two or more linear layers beside it takes and gives as many features: a single one is
+    rather a copy, as in PEFT's `modules_to_save` or beside a target network.
     """
     if isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict):
+        return False
+    if trained_copy(module) is not module:
         return False
     children = {name: child for name, child in module.named_children() if is_linear(child)}
     frozen = [child for child in children.values() if not _has_trained(child)]
@@ -116,6 +119,8 @@ def _is_adapter(module: nn.Module) -> bool:
     (base,) = frozen
     if children.get("base_layer") is base:
         return True
+    if len(beside) < 2:
+        return False
     own = {id(p) for each in (base, *beside) for p in each.parameters()}
     fixed = {id(p) for p in base.parameters()}
     others = [p for p in module.parameters() if id(p) not in fixed]

@@ -14,6 +14,7 @@ from primum.adapted import find_place
 from primum.bypass import bypassed
 from primum.checks import check_head, check_order, grad_scaler, optimizers_in, owner_of
 from primum.choices import Options
+from primum.compat import is_sharded
 from primum.hook import hooked
 from primum.outlet import Outlet
 from primum.positions import RADIUS, Per
@@ -203,8 +204,13 @@ def _make(
     shards = shards_of(model, linear, name)
     if shards is not None and place.output is not None:
         raise ValueError(
-            f"{name} is sharded by fully_shard and does not make the model's output; of sharded "
-            "layers primum measures the one that does: leave out head="
+            f"{name} is sharded by fully_shard and does not make the model's output; adapters and "
+            "inner layers are not supported under fully_shard: use DistributedDataParallel"
+        )
+    if not linear.weight.requires_grad and any(is_sharded(p) for p in model.parameters()):
+        raise ValueError(
+            f"{name}.weight is frozen, and adapters are not supported under fully_shard: use "
+            "DistributedDataParallel"
         )
     check_head(model, linear, name, split=shards is not None)
     weight_owner = owner_of(optimizers, linear.weight)

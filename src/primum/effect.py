@@ -23,7 +23,7 @@ class Effect:
     """
 
     def __init__(self) -> None:
-        self._rows = self._steps = 0
+        self._rows = self._steps = self._fallen = 0
         self._total: Tensor | None = None
         self._last: tuple[Tensor, str, float | None, bool] | None = None
         self._known = self._weighed = False
@@ -48,7 +48,8 @@ class Effect:
             reached: Whether a backward pass has gone through the head since the last step.
         """
         weighed, self._weighed = self._weighed, False
-        counts = weighed or (self._total is None and bool(reasons))
+        before, self._fallen = self._fallen, reasons.total()
+        counts = weighed or (self._total is None and self._fallen > before)
         if self._known or not reached or not counts:
             return ""
         self._steps += 1

@@ -163,8 +163,7 @@ class Fused(WeighingAtOutput):
         if not self._active():
             self._rescale.miss(like)
             return None
-        terms = "token" if like.dim() > 2 else "sample"
-        self._recipe = self._per.decide(terms, like.shape[:-1], self._recipe)
+        self._recipe = self._per.decide("token", like.shape[:-1], self._recipe)
         whole = source.width >= len(source.weight)
         ranks = self._scope.ranks() if together else None
         if ranks is not None and not self._all_whole(ranks, whole):
@@ -207,7 +206,7 @@ class Fused(WeighingAtOutput):
             unscale=unscale,
             before=unscale,
             factor=self._rescale.factor,
-            tokens=positions == 1,
+            tokens=self._per.now == "token",
             measure=self.measure_exact,
         )
         weighs = self._apply and getattr(self._recipe, "radius", None) != 0
@@ -235,6 +234,8 @@ class Fused(WeighingAtOutput):
             self._monitor.spend(seconds + again * (time.perf_counter() - began))
         if weighs:
             self._monitor.weighed(solution.objective, drift)
+            given = self._per.now, getattr(self._recipe, "radius", None), sequences
+            self._monitor.effect.add(solution.extra_weights, drift, *given)
         return made
 
     # --- over several ranks -----------------------------------------------------------------------

@@ -39,6 +39,8 @@ class Per:
     Attributes:
         now: "sample" or "token": what applies in this pass.
         settled: Whether that is final.
+        mixed: Whether positions depend on each other after the layer that is measured, so that
+            tokens cannot be weighed.
     """
 
     def __init__(self, asked: str, name: str, *, radius_follows: bool = False) -> None:
@@ -49,6 +51,7 @@ class Per:
         self._seen = 0
         self._asked, self._name, self._shape = asked, name, torch.Size()
         self._radius_follows = radius_follows
+        self.mixed = False
 
     @property
     def vote(self) -> int:
@@ -122,7 +125,12 @@ class Per:
     ) -> Captured:
         """What was captured before the decision, by samples or tokens as decided."""
         inputs = samples([each() for each in features], self.now)
-        return replace(captured, features=inputs, gradients=samples(gradients, self.now))
+        return replace(
+            captured,
+            features=inputs,
+            gradients=samples(gradients, self.now),
+            tokens=self.now == "token",
+        )
 
     def _say(self, radius: float | None) -> None:
         how = "" if radius is None else f", radius {radius:g}"
@@ -132,6 +140,12 @@ class Per:
                 "primum: weighing tokens (%s positions of head %r, each with a loss)%s; pass "
                 "per='token' to silence this, per='sample' to weigh whole sequences",
                 *(list(self._shape), self._name, how),
+            )
+        elif self.mixed:
+            logger.info(
+                "primum: weighing samples%s: positions depend on each other after layer %r, so "
+                "tokens cannot be measured there",
+                *(how, self._name),
             )
         else:
             logger.info(

@@ -111,7 +111,7 @@ class Weighing:
             self._monitor.spend(time.perf_counter() - began)
             radius, last = getattr(self._recipe, "radius", None), self._last
             if radius != 0:
-                sequences, per = gradients[0].dim() > 2, self._per.now
+                sequences, per = gradients[0].dim() > 2 and not self._per.mixed, self._per.now
                 self._monitor.effect.add(last.extra_weights, last.drift, per, radius, sequences)
             if not explicit and radius != 0:
                 self._monitor.weighed(last.objective, last.drift)

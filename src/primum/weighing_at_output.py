@@ -130,6 +130,7 @@ class WeighingAtOutput(Weighing):
             self._monitor.spend(time.perf_counter() - began)
             check_rows(gradient, carried, self._per.now)
             mixed = outlet.mixes(edge, gradient, edges, self._monitor.warn)
+            self._per.mixed = mixed
             if mixed and self._per.now == "token":
                 raise Plain(self._mixed)
             if not self._per.settled:  # at the layer, a sample's loss reaches all its positions

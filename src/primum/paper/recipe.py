@@ -89,6 +89,11 @@ class Paper:
         self._averages: dict[str, Tensor] = {}
         self._calls = 0
 
+    @property
+    def radius(self) -> float:
+        """That of the settings."""
+        return self.settings.radius
+
     def __call__(self, gram: Gram, drift: Tensor, size: Tensor, lr: Scalar) -> Solution:
         """Eq. 10 or Eq. 14, guarded and solved."""
         assert isinstance(gram, MatrixFree)  # as `products` asks for
