@@ -29,7 +29,7 @@ from primum.pipeline import Captured, _tokens, approximates, weigh
 from primum.problem import Solution
 from primum.ranks import Meeting
 from primum.recipe import Primum
-from primum.sketch import fold, random_signs, sketch, slices, worthwhile
+from primum.sketch import Tokens, fold, random_signs, sketch, slices, worthwhile
 from primum.update import Update, predict_head
 
 OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -80,8 +80,8 @@ def arrived(
     return Captured(x.to(dtype), g.to(dtype), tokens=True, **others)
 
 
-def in_chunks(captured: Captured, sizes: list[int]) -> Captured:
-    """The same, to be had in chunks alone. The memory of a chunk is used again for the next."""
+def in_chunks(tokens: Tokens, captured: Captured, sizes: list[int]) -> Tokens:
+    """The same in chunks of these sizes. The memory of a chunk is used again for the next."""
 
     def chunks() -> Iterator[tuple[Tensor, Tensor]]:
         first = 0
@@ -93,8 +93,7 @@ def in_chunks(captured: Captured, sizes: list[int]) -> Captured:
             g.fill_(torch.nan)
             first += size
 
-    shape = captured.gradients.new_empty(1).expand(captured.gradients.shape)
-    return replace(captured, gradients=shape, chunks=chunks)
+    return replace(tokens, chunks=chunks)
 
 
 # --- oracles --------------------------------------------------------------------------------------
@@ -162,7 +161,7 @@ def test_against_the_oracle(kind: str, bias: bool, accumulated: bool, sizes: lis
         total = own + 0.25 * torch.cat(grads, 1)
     update = predict_head(head, owners, total, factor=seen.factor)
     with torch.no_grad():
-        tokens = _tokens(head, owners, in_chunks(seen, sizes))
+        tokens = in_chunks(_tokens(head, owners, seen), seen, sizes)
         gram, drift, size, lr = sketch(tokens, metric="gain", products=13, width=8)
         euclidean = sketch(tokens, metric="euclidean", products=13, width=8)[2]
     expected = (rows * update.step).sum((1, 2))
@@ -230,7 +229,7 @@ def test_outputs_are_predicted_in_blocks(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_chunks_of_another_length_are_refused() -> None:
     head, owners = head_of("SGD")
-    tokens = _tokens(head, owners, in_chunks(arrived(), [6, 7]))
+    tokens = in_chunks(_tokens(head, owners, arrived()), arrived(), [6, 7])
     with pytest.raises(ValueError, match="the chunks have 13 tokens in all, expected 14"):
         sketch(tokens, metric="gain", products=13)
 
@@ -360,17 +359,6 @@ def test_ranks_together_solve_exactly(way: str) -> None:
     assert found.approximation is None
     torch.testing.assert_close(drift, expected, **CLOSE)
     torch.testing.assert_close(found.objective, exact.objective, rtol=0.01, atol=0)
-
-
-@pytest.mark.usefixtures("always")
-@pytest.mark.parametrize("kind", ["SGD", "AdamW"])
-def test_chunks_of_a_small_problem_are_put_together(kind: str) -> None:
-    head, owners = head_of(kind)
-    with torch.no_grad():
-        one = weigh(head, owners, arrived(), Primum(exact=True))
-        other = weigh(head, owners, in_chunks(arrived(), [5, 9]), Primum(exact=True))
-    assert torch.equal(one[0], other[0])
-    assert torch.equal(one[1].extra_weights, other[1].extra_weights)
 
 
 # --- ugly batches ---------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ weighs it as the hook would.
 from __future__ import annotations
 
 import time
-import weakref
 from dataclasses import replace
 
 import torch
@@ -16,7 +15,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from primum.blockwise import weigh_streamed
-from primum.capture import Listener
 from primum.choices import Options
 from primum.compat import eager, executes_in_graph, parameter
 from primum.fused_op import TokenLosses, register
@@ -32,9 +30,6 @@ Needed = tuple[bool, bool, bool]  # gradients of features, weight, bias
 
 class Fused(WeighingAtOutput):
     """What a `Reducer` does for a loss that is fused with the head."""
-
-    enabled: bool
-    _listener: weakref.ref[Listener] | None
 
     def __init__(
         self,
@@ -264,9 +259,6 @@ class Fused(WeighingAtOutput):
             'scope="local" to silence this',
         )
         return False
-
-    def _active(self) -> bool:
-        return self.enabled and self._listener is not None
 
 
 def _check(hidden: Tensor, targets: Tensor, head: nn.Linear) -> None:

@@ -21,7 +21,7 @@ from primum.gram import Dense, Gram, MatrixFree, choose, operations, output_bloc
 from primum.problem import Approximation, Solution
 from primum.recipe import Recipe
 from primum.rules import Scalar
-from primum.sketch import Chunks, Tokens, exact_product, sketch, slices, worthwhile
+from primum.sketch import Tokens, exact_product, sketch, slices, worthwhile
 from primum.update import Update, accumulated, group_of, predict_head, sliceable, uniform
 
 Arguments: TypeAlias = tuple[Gram, Tensor, Tensor, Scalar]  # gram, drift [B], size, lr
@@ -43,8 +43,6 @@ class Captured:
         over_ranks: Sums over ranks that hold some of the samples each; None if all are here.
         samples: How many there are on all ranks.
         tokens: Whether samples are tokens: then the Gram operator may be approximated.
-        chunks: Where the output gradients of all tokens are never in memory, what makes them; then
-            `gradients` has their shape and type alone, as `torch.empty(1).expand(N, V)` has.
         measure: Whether to measure, if it is approximated, what the weights do exactly.
     """
 
@@ -57,7 +55,6 @@ class Captured:
     over_ranks: Callable[[Tensor], Tensor] | None = None
     samples: int | None = None
     tokens: bool = False
-    chunks: Chunks | None = None
     measure: bool = False
 
     @property
@@ -110,7 +107,7 @@ def _tokens(head: nn.Linear, owners: Mapping[str, Optimizer], captured: Captured
         return predict_total(head, owners, grad, captured, rows)
 
     return Tokens(
-        captured.chunks or slices(captured.features, captured.gradients),
+        slices(captured.features, captured.gradients),
         len(captured.features),
         predict,
         captured.dtype,
@@ -138,10 +135,6 @@ def arguments(
         recipe: Asked for `products` and `metric`.
     """
     owners = trained_parts(head, owners)
-    if captured.chunks is not None:  # small enough to be held: see `approximates`
-        pairs = [(x.clone(), g.clone()) for x, g in captured.chunks()]
-        features, gradients = (torch.cat(part) for part in zip(*pairs, strict=True))
-        captured = replace(captured, features=features, gradients=gradients, chunks=None)
     x = captured.features.to(captured.dtype)
     x = nn.functional.pad(x, (0, 1), value=1.0) if "bias" in owners else x.detach()
     if _in_blocks(x, captured, recipe, owners):

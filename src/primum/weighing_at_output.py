@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 from torch.optim import Optimizer
 
-from primum.capture import Pass
+from primum.capture import Listener, Pass
 from primum.choices import Options
 from primum.compat import executes, parameter
 from primum.monitor import Plain
@@ -32,6 +32,9 @@ UNSEEN = (
 
 class WeighingAtOutput(Weighing):
     """`Weighing`, with an `Outlet` if the weights go in at another module than the head."""
+
+    enabled: bool
+    _listener: weakref.ref[Listener] | None
 
     def __init__(
         self,
@@ -57,7 +60,7 @@ class WeighingAtOutput(Weighing):
             self._output_check = OutputCheck(model, marks, self.output_name, warn)
 
     def _active(self) -> bool:
-        raise NotImplementedError
+        return self.enabled and self._listener is not None
 
     def _ranks(self, *, eager: bool) -> Ranks | None:
         ranks = self._scope.ranks(eager=eager)

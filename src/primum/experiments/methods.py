@@ -181,8 +181,8 @@ class WholeNetwork(Method):
         return ((1 + self.weights) * losses).mean()
 
 
-class Explicit(Method):
-    """Explicit gradients of the last blocks of a chain (paper, Alg. 8), with radius 0."""
+class Unhooked(Method):
+    """An arm without a reducer: its steps are not reported on."""
 
     def __init__(
         self,
@@ -194,6 +194,22 @@ class Explicit(Method):
         self.settings, self.arm = settings, settings.arm
         self.model, self.optimizer, self.scaler = model, optimizer, scaler
         self.reducer, self.recipe, self.weighs = None, None, False
+
+    def observed(self, place: int) -> bool:
+        return False
+
+
+class Explicit(Unhooked):
+    """Explicit gradients of the last blocks of a chain (paper, Alg. 8), with radius 0."""
+
+    def __init__(
+        self,
+        settings: RunSettings,
+        model: nn.Module,
+        optimizer: Optimizer,
+        scaler: torch.amp.GradScaler | None = None,
+    ) -> None:
+        super().__init__(settings, model, optimizer, scaler)
         self.explicit: MultiLayer | None = None
         if not isinstance(model, nn.Sequential):
             raise UserError("arm explicit needs a chain of blocks; use --model resnet20-chain")
@@ -201,9 +217,6 @@ class Explicit(Method):
             self.backbone, last = split(model, self.arm.blocks)
             zero = PaperSettings(radius=0.0)
             self.explicit = MultiLayer(last, optimizer, F.cross_entropy, zero)
-
-    def observed(self, place: int) -> bool:
-        return False
 
     def backward(self, batch: Batch, step: int, steps: int, *, observed: bool) -> Tensor:
         if self.explicit is None:

@@ -13,11 +13,11 @@ from torch.optim import Optimizer
 
 from primum.experiments.epochs import Batch
 from primum.experiments.errors import INSTALL, UserError
-from primum.experiments.methods import Method, autocast
+from primum.experiments.methods import Unhooked, autocast
 from primum.experiments.settings import RunSettings
 
 
-class Rival(Method):
+class Rival(Unhooked):
     """Weights of TorchJD, without a reducer."""
 
     def __init__(
@@ -27,9 +27,7 @@ class Rival(Method):
         optimizer: Optimizer,
         scaler: torch.amp.GradScaler | None = None,
     ) -> None:
-        self.settings, self.arm = settings, settings.arm
-        self.model, self.optimizer, self.scaler = model, optimizer, scaler
-        self.reducer, self.recipe, self.weighs = None, None, False
+        super().__init__(settings, model, optimizer, scaler)
         try:
             self.prepare()
         except ImportError as error:
@@ -39,9 +37,6 @@ class Rival(Method):
     def prepare(self) -> None:
         """Make what is needed of TorchJD."""
         raise NotImplementedError
-
-    def observed(self, place: int) -> bool:
-        return False
 
 
 class UpGradNetwork(Rival):

@@ -16,8 +16,8 @@ from transformers.utils import logging
 from primum import Reducer, StepReport
 from primum.bypass import fusing_package, looked_after
 from primum.integrations.attachment import Attachment
-from primum.integrations.fused import way_out, when_fused
 from primum.integrations.fused_loss import FusedLoss
+from primum.integrations.keep_head import way_out, when_fused
 
 logger = logging.get_logger("transformers.primum")  # a child: follows the Trainer's `log_level`
 

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import Trainer
 
 from primum.bypass import fusing_package
-from primum.integrations.fused import way_out
+from primum.integrations.keep_head import way_out
 
 CODE = "def forward(self, *args, **kwargs): pass\ndef compute_loss(self): pass"
 
