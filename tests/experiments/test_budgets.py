@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from experiments.conftest import record
-from primum.experiments.budgets import Budgets, crossing
+from primum.experiments.budgets import Budgets, crossing, reached
 from primum.experiments.runs import RunRecord
 
 
@@ -63,3 +63,41 @@ def test_table_and_plot(budgets: Budgets) -> None:
 
 def test_settings_without_base_are_left_out() -> None:
     assert Budgets([run("ahead", 0, 2, 0.5)]).groups == {}
+
+
+def test_a_run_is_at_a_target_once_it_stays_there() -> None:
+    curves = {
+        "epoch": [1, 2, 3, 4, 5, 6],
+        "test_accuracy": [0.5, 0.7, None, 0.6, 0.65, 0.7],
+        "step": [10, 20, 30, 40, 50, 60],
+        "seconds": [1.0, 2.0, 3.0, 4.0, 5.0, 6.0],
+    }
+    made = replace(run("base", 0, 2, 0.5), curves=curves)
+    assert reached(made, 0.6) == (40, 4.0)
+    assert reached(made, 0.65) == (50, 5.0)
+    assert reached(made, 0.71) is None
+
+
+def test_steps_and_seconds_to_what_every_run_of_base_reaches() -> None:
+    def with_curve(arm: str, seed: int, *accuracies: float) -> RunRecord:
+        count = len(accuracies)
+        curves: dict[str, list[float | None]] = {
+            "epoch": list(range(1, count + 1)),
+            "test_accuracy": list(accuracies),
+            "step": [100.0 * (place + 1) for place in range(count)],
+            "seconds": [10.0 * (place + 1) for place in range(count)],
+        }
+        made = run(arm, seed, 4, accuracies[-1])
+        return replace(made, curves=curves, final=made.final | {"test_accuracy": accuracies[-1]})
+
+    runs = [
+        with_curve("base", 0, 0.5, 0.6, 0.8),
+        with_curve("base", 1, 0.5, 0.75, 0.78),
+        with_curve("ahead", 0, 0.6, 0.79, 0.8),
+        with_curve("ahead", 1, 0.5, 0.6, 0.7),
+        run("base", 0, 2, 0.9),  # another budget
+    ]
+    head, _, base, ahead = Budgets(runs).to_target({"ahead": "an arm"}).splitlines()
+    assert head == "|  | runs that reach 78.00% | steps | seconds |"
+    assert base == "| base | 2 of 2 | 300 ± 0 | 30 ± 0 |"
+    assert ahead == "| an arm | 1 of 2 | 200 | 20 |"

@@ -82,6 +82,24 @@ class Budgets:
         head = ["", *(f"{epochs} epochs" for epochs in self.groups), "equal at", "time x"]
         return markdown_table(head, rows)
 
+    def to_target(self, names: Mapping[str, str] | None = None) -> str:
+        """Steps and seconds to a test accuracy that every run of base reaches, longest budget.
+
+        The target is the lowest accuracy that base ends with. A run is there at the first
+        evaluation from which its accuracy stays at or above the target.
+        """
+        group, rows = self.groups[max(self.groups)], []
+        ends = [run.final["test_accuracy"] for run in group.arms["base"]]
+        target = min(end for end in ends if end is not None)
+        for arm, runs in group.arms.items():
+            found = [each for run in runs if (each := reached(run, target)) is not None]
+            steps = interval([step for step, _ in found]) if found else None
+            times = interval([seconds for _, seconds in found]) if found else None
+            row = [(names or {}).get(arm, arm), f"{len(found)} of {len(runs)}"]
+            rows.append([*row, show(steps, 0), show(times, 0)])
+        head = ["", f"runs that reach {100 * target:.2f}%", "steps", "seconds"]
+        return markdown_table(head, rows)
+
     def _time(self, arm: str) -> Interval | None:
         found = [
             each for group in self.groups.values() if (each := group.interval(arm, "time_ratio"))
@@ -127,6 +145,18 @@ def crossing(curve: Mapping[int, float], target: float) -> float | None:
             share = (target - before) / (after - before)
             return math.exp(math.log(low) + share * math.log(high / low))
     return None
+
+
+def reached(run: RunRecord, target: float) -> tuple[int, float] | None:
+    """Step and seconds of training from which test accuracy stays at or above a target."""
+    since = None
+    columns = ("test_accuracy", "step", "seconds")
+    for accuracy, step, seconds in zip(*(run.curves[name] for name in columns), strict=True):
+        if accuracy is None or accuracy < target:
+            since = None
+        elif since is None:
+            since = (step, seconds)
+    return since
 
 
 def tuning_table(groups: Sequence[Group]) -> str:

@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from primum.experiments.budgets import Budgets, tuning_table
+from primum.experiments.default_radius import rule_table
 from primum.experiments.defaults import OPTIMIZERS
 from primum.experiments.formatting import markdown_table, show, show_mean, with_p
 from primum.experiments.parts_page import parts_table
@@ -23,16 +24,20 @@ NOT_RUN = "Not run yet."
 
 
 def overview(results: Results) -> str:
-    """Every setting: base, and what each recipe adds."""
-    rows = []
-    for name, group, tests in results.overview:
-        cells = [name, show(group.interval("base", "accuracy"), 1)]
+    """Every setting: base, and what each recipe adds; tuned settings come first."""
+    rows, before = [], None
+    for row in results.overview:
+        if row.tuned != before:
+            title = "**tuned for base**" if row.tuned else "**short, at the paper's rates**"
+            rows.append([title, *[""] * (1 + len(MAIN))])
+            before = row.tuned
+        cells = [row.name, show(row.group.interval("base", row.group.judged_by), 1)]
         for arm in MAIN:
             text = "–"
-            if arm in tests:
-                found = tests[arm].interval
+            if arm in row.tests:
+                found = row.tests[arm].interval
                 text = f"{show(found, 1, sign='+')} ({found.count})"
-                text = f"**{text}**" if tests[arm].seen else text
+                text = f"**{text}**" if row.tests[arm].seen else text
             cells.append(text)
         rows.append(cells)
     return markdown_table(["setting", "base, %", *(f"{named(arm)} - base" for arm in MAIN)], rows)
@@ -41,15 +46,24 @@ def overview(results: Results) -> str:
 def counts(results: Results) -> str:
     """How often each recipe was seen to be better, worse, or neither, over all settings."""
     rows = []
-    for arm in MAIN:
-        tests = [found[arm] for _, _, found in results.overview if arm in found]
-        verdicts = [test.verdict for test in tests]
-        better, worse = verdicts.count("higher"), verdicts.count("lower")
-        above = sum(test.interval.mean > 0 for test in tests)
-        number = [len(tests), better, len(tests) - better - worse, worse]
-        rows.append([named(arm), *map(str, number), f"{above} of {len(tests)}"])
-    head = ["", "settings", "better", "no difference seen", "worse", "mean above base"]
+    for tuned, kind in ((True, "tuned"), (False, "short")):
+        for arm in MAIN:
+            every = (row.tests.get(arm) for row in results.overview if row.tuned == tuned)
+            tests = [test for test in every if test is not None]
+            verdicts = [test.verdict for test in tests]
+            better, worse = verdicts.count("higher"), verdicts.count("lower")
+            above = sum(test.interval.mean > 0 for test in tests)
+            number = [len(tests), better, len(tests) - better - worse, worse]
+            if tests:
+                rows.append([kind, named(arm), *map(str, number), f"{above} of {len(tests)}"])
+    head = ["", "", "settings", "better", "no difference seen", "worse", "mean above base"]
     return markdown_table(head, rows)
+
+
+def default(results: Results) -> str:
+    """The rule for the default radius, applied."""
+    settings = results.default_radius()
+    return rule_table(settings) if settings else NOT_RUN
 
 
 def arms_table(results: Results, study: str) -> str:
@@ -159,6 +173,24 @@ def rates(results: Results, study: str) -> str:
     return markdown_table(["learning rate", *map(named, arms)], rows)
 
 
+def rate_table(groups: Sequence[Group]) -> str:
+    """Plain training by learning rate, one row per setting; the best is bold."""
+    found: dict[str, dict[float, float]] = {}
+    for group in groups:
+        rate, base = group.settings["lr"], group.interval("base", "accuracy")
+        name = in_words(group.settings, rate=False)
+        found.setdefault(name, {})[rate] = math.nan if base is None else base.mean
+    rows = []
+    for name, by_rate in found.items():
+        best = max(by_rate.values())
+        tried = [
+            f"**{rate:g}: {value:.2f}**" if value == best else f"{rate:g}: {value:.2f}"
+            for rate, value in sorted(by_rate.items())
+        ]
+        rows.append([name, ", ".join(tried)])
+    return markdown_table(["", "learning rate: accuracy of base, %"], rows)
+
+
 def rivals(results: Results) -> str:
     """Best against best, once the rivals themselves have runs; base's are those of `upgrad`."""
     there = any(run.arm == "mgda" for run in results.runs["rivals"])
@@ -221,6 +253,7 @@ def commands(results: Results, page: str = "results") -> str:
 MAKERS: dict[str, Callable[[Results], str]] = {
     "overview": overview,
     "counts": counts,
+    "default": default,
     "radius": radius,
     "long-sgd": lambda r: long(r, "long-sgd"),
     "noise": lambda r: grid(r, "noise", "wrong labels", lambda s: f"{s['label_noise']:.0%}"),
@@ -237,6 +270,9 @@ MAKERS: dict[str, Callable[[Results], str]] = {
     "rivals": rivals,
     "parts": lambda r: parts_table(r.groups("parts")[0], NAMES),
     "speedrun": lambda r: Budgets(r.runs["speedrun"]).table(NAMES),
+    "speedrun-target": lambda r: Budgets(r.runs["speedrun"]).to_target(NAMES),
+    "tuned": lambda r: grid(r, "tuned", "", lambda s: in_words(s)),
+    "tuned-rates": lambda r: rate_table(r.groups("tuned-rates")),
     "speedrun-tuning": lambda r: tuning_table(r.groups("speedrun-tuning")),
     "spread": lambda r: spread_table(r.every, NAMES),
     "verdicts": verdicts,

@@ -15,6 +15,7 @@ from primum.experiments.study_results import NAMES, Results, named
 from primum.experiments.tables import Group
 
 MAIN = ["base", "paper", "primum", "primum@radius=0.4"]
+FOREST = ["base", "paper", "primum", "primum@radius=0.4", "primum@radius=0.1"]
 
 
 def results_plots(results: Results) -> dict[str, Figure]:
@@ -44,17 +45,19 @@ def results_plots(results: Results) -> dict[str, Figure]:
 
 @styled
 def forest(results: Results) -> Figure:
-    """Differences from base with their intervals, one line per setting."""
+    """Differences from base with their intervals, one line per setting, tuned ones shaded."""
     rows = results.overview
-    figure, axes = canvas(8.2, 0.9 + 0.42 * len(rows))
-    look = looks(MAIN)
-    for place, (_, _, tests) in enumerate(rows):
-        for number, arm in enumerate(MAIN[1:]):
-            if arm in tests:
-                found = tests[arm].interval
+    figure, axes = canvas(8.2, 0.9 + 0.46 * len(rows))
+    look = looks(FOREST)
+    for place, row in enumerate(rows):
+        if row.tuned:
+            axes.axhspan(-place - 0.5, -place + 0.5, color="#e9eef5", zorder=0, linewidth=0)
+        for number, arm in enumerate(FOREST[1:]):
+            if arm in row.tests:
+                found = row.tests[arm].interval
                 axes.errorbar(
                     found.mean,
-                    -place + 0.22 * (1 - number),
+                    -place + 0.2 * (1.5 - number),
                     xerr=found.half_width,
                     color=look[arm].colour,
                     marker=look[arm].marker,
@@ -62,7 +65,7 @@ def forest(results: Results) -> Figure:
                     linewidth=1.2,
                 )
     axes.axvline(0, color="#010203", linewidth=0.8)
-    axes.set_yticks([-place for place in range(len(rows))], [name for name, _, _ in rows])
+    axes.set_yticks([-place for place in range(len(rows))], [row.name for row in rows])
     axes.set_ylim(-len(rows) + 0.4, 0.6)
     axes.tick_params(axis="y", length=0, labelsize=8)
     for place in range(len(rows) - 1):
@@ -70,9 +73,9 @@ def forest(results: Results) -> Figure:
     axes.set_xlabel("points of test accuracy above base")
     handles = [
         Line2D([], [], color=look[arm].colour, marker=look[arm].marker, label=named(arm))
-        for arm in MAIN[1:]
+        for arm in FOREST[1:]
     ]
-    figure.legend(handles=handles, loc="outside upper right", ncols=3)
+    figure.legend(handles=handles, loc="outside upper right", ncols=4)
     return figure
 
 

@@ -18,11 +18,10 @@ from primum.experiments.settings import RunSettings
 
 BATCH, MOMENTUM = 512, 0.85
 TUNING_SEED = 100  # none of the seeds that are compared
-RATES = (5.75, 11.5, 23.0, 46.0)
+RATES = (11.5, 23.0, 46.0)
 DECAYS = (0.0075, 0.015, 0.03)
 # By epochs: learning rate and weight decay of plain training with the highest accuracy of
-# `tuning_runs`, on 20,000 images. Budgets between two of these take the shorter one's. Still to be
-# run: the highest rate at 4 epochs, all rates at 8, and the other decays.
+# `tuning_runs`, on all images. Budgets between two of these take the shorter one's.
 TUNED: dict[int, tuple[float, float]] = {2: (23.0, 0.015), 4: (23.0, 0.015), 8: (23.0, 0.015)}
 MAIN = ("base", "primum@radius=0.1", "primum", "primum@radius=0.4")
 FALLING = "primum@radius=0.4,radius_schedule=fade-linear,radius_low=0.1"
@@ -87,7 +86,7 @@ def tuned(epochs: int) -> RunSettings:
     return recipe(epochs, lr=lr, weight_decay=weight_decay)
 
 
-def tuning_runs(scale: Scale = "small", train_size: int | None = None) -> list[RunSettings]:
+def tuning_runs(scale: Scale = "full", train_size: int | None = None) -> list[RunSettings]:
     """Plain training: every learning rate at every budget, then weight decays at the middle one."""
     runs = [recipe(budget, lr=lr, weight_decay=DECAYS[1]) for budget in TUNED for lr in RATES]
     runs += [recipe(4, lr=TUNED[4][0], weight_decay=decay) for decay in DECAYS]
@@ -116,12 +115,7 @@ def speedrun_runs(
     for arms in (MAIN, (*MAIN, *MORE)):
         for part in (chosen[:-1], chosen[-1:]):
             points = [
-                replace(
-                    tuned(budget),
-                    views=design.views,
-                    evaluate_every=max(1, budget // 4),
-                    device=device,
-                )
+                replace(tuned(budget), views=design.views, evaluate_every=1, device=device)
                 for budget in part
             ]
             points = [_at(point, scale, train_size) for point in points]

@@ -31,6 +31,7 @@ from primum.experiments.speedrun import speedrun_runs, tuning_runs
 from primum.experiments.store import Store
 from primum.experiments.study import Study
 from primum.experiments.sweep import run_sweep
+from primum.experiments.tuned import rate_runs, tuned_runs
 from primum.experiments.tutorial_runs import tiny, tutorial_runs
 
 SMALL = "--train-size 5000 --test-size 5000 --evaluate-every 2"
@@ -69,8 +70,20 @@ _ALL = (
     Study(
         "speedrun",
         "A strong recipe: what is gained at which budget?",
-        own_runs=speedrun_runs,
+        own_runs=partial(speedrun_runs, "full", budgets=(2, 4, 8)),
         smoke_runs=partial(speedrun_runs, "smoke"),
+    ),
+    Study(
+        "tuned-rates",
+        "Which learning rate suits plain training best, on 20,000 images?",
+        own_runs=rate_runs,
+        smoke_runs=partial(rate_runs, smoke=True),
+    ),
+    Study(
+        "tuned",
+        "Longer training of the small networks at base's best learning rate: what is gained?",
+        own_runs=tuned_runs,
+        smoke_runs=partial(tuned_runs, smoke=True),
     ),
     Study(
         "controls-sgd",

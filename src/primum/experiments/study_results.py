@@ -7,9 +7,11 @@ import json
 import math
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from primum.experiments.budgets import Budgets
 from primum.experiments.cli import PAPER
+from primum.experiments.default_radius import Gains, gains_of
 from primum.experiments.defaults import OPTIMIZERS, RATES
 from primum.experiments.evidence import findings_of
 from primum.experiments.judge import Outcome
@@ -24,7 +26,8 @@ from primum.experiments.tables import Group, group_runs
 
 DATA = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
 WHOLE = 50_000  # training images of CIFAR-10 and CIFAR-100
-MAIN = ("primum", "primum@radius=0.4", "paper")
+MAIN = ("primum@radius=0.1", "primum", "primum@radius=0.4", "paper")
+TUNED = ("speedrun", "tuned")  # studies of recipes that were tuned for base
 NAMES = {  # on the page; others keep theirs
     "primum@radius=0.1": "primum, radius 0.1",
     "primum@radius=0.4": "primum, radius 0.4",
@@ -45,6 +48,15 @@ NAMES = {  # on the page; others keep theirs
     "primum@max_extra_weight=0.5": "primum, extra weights up to 0.5",
     "primum@max_extra_weight=1.0": "primum, extra weights up to 1",
 }
+
+
+class Row(NamedTuple):
+    """A setting: in words, its runs, whether base was tuned in it, and each arm minus base."""
+
+    name: str
+    group: Group
+    tuned: bool
+    tests: dict[str, Difference]
 
 
 def named(arm: str) -> str:
@@ -94,27 +106,34 @@ class Results:
         return group_runs(list(every.values()))
 
     @cached_property
-    def overview(self) -> list[tuple[str, Group, dict[str, Difference]]]:
-        """Every setting with its differences from base; each recipe's column is a family.
+    def overview(self) -> list[Row]:
+        """Every setting with its differences from base, tuned ones first; a column is a family.
 
         Settings with one seed so far are left out.
         """
-        pairs_of = [(group, group.pair("primum", "base", "accuracy")) for group in self.settings]
-        groups = [group for group, pair in pairs_of if pair is not None and len(pair[0]) > 1]
-        tests: dict[tuple[str, int], Difference] = {}
+        keys = {run.arm_settings["key"] for name in TUNED for run in self.runs.get(name, ())}
+        rows = []
+        for group in self.settings:
+            pair = group.pair("primum", "base", group.judged_by)
+            if pair is not None and len(pair[0]) > 1:
+                tuned = any(run.arm_settings["key"] in keys for run in group.runs)
+                rows.append(Row(in_words(group.settings), group, tuned, {}))
         for arm in MAIN:
             pairs = {
-                (arm, n): group.pair(arm, "base", "accuracy") for n, group in enumerate(groups)
+                n: row.group.pair(arm, "base", row.group.judged_by) for n, row in enumerate(rows)
             }
-            tests |= family({key: pair for key, pair in pairs.items() if pair is not None})
-        return [
-            (
-                in_words(group.settings),
-                group,
-                {arm: tests[arm, n] for arm in MAIN if (arm, n) in tests},
-            )
-            for n, group in enumerate(groups)
-        ]
+            known = {n: pair for n, pair in pairs.items() if pair is not None}
+            for n, test in family(known).items():
+                rows[n].tests[arm] = test
+        return sorted(rows, key=lambda row: not row.tuned)
+
+    def default_radius(self) -> list[Gains]:
+        """What the rule for the default radius is applied to."""
+        longest = Budgets(self.runs["speedrun"]).groups
+        groups = [longest[max(longest)]] if longest else []
+        groups += [g for g in self.groups("tuned") if g.settings["data"] == "cifar10"]
+        found = [gains_of(in_words(group.settings), group) for group in groups]
+        return [each for each in found if each is not None]
 
     @cached_property
     def outcomes(self) -> list[Outcome]:
@@ -139,8 +158,8 @@ class Results:
         ]
 
 
-def in_words(settings: dict[str, Any]) -> str:
-    """Settings in a few words."""
+def in_words(settings: dict[str, Any], *, rate: bool = True) -> str:
+    """Settings in a few words; the learning rate only if it is not the paper's."""
     words = [
         settings["model"],
         DATA[settings["data"]],
@@ -150,7 +169,7 @@ def in_words(settings: dict[str, Any]) -> str:
         f"{settings['epochs']} epochs",
     ]
     usual = scaled_lr(RATES[settings["optimizer"]], settings["batch_size"])
-    if not math.isclose(settings["lr"], usual):
+    if rate and not math.isclose(settings["lr"], usual):
         words.append(f"lr {settings['lr']:g}")
     if settings["label_noise"]:
         words.append(f"{settings['label_noise']:.0%} wrong labels")

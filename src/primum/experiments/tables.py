@@ -122,8 +122,9 @@ class Group:
 
     @cached_property
     def judged_by(self) -> str:
-        """The metric that decides: accuracy, or the loss where there is no accuracy."""
-        return "accuracy" if self.table["accuracy"].notna().any() else "loss"
+        """The metric that decides: accuracy, over several views if there are; else the loss."""
+        known = (name for name in ("views_accuracy", "accuracy") if self.table[name].notna().any())
+        return next(known, "loss")
 
     def about(self, metric: str) -> Metric:
         """How a metric is shown."""

@@ -106,6 +106,7 @@ def _controls(group: Group) -> str:
     In accuracy, or in loss where there is no accuracy.
     """
     metric, better = group.judged_by, group.about(group.judged_by).better
+    what = metric.replace("views_", "")
     gain = group.against_base(metric).get(group.focus or "")
     tests = group.focus_against(metric)
     controls = [arm for arm in CONTROLS if arm in tests]
@@ -113,9 +114,9 @@ def _controls(group: Group) -> str:
         return ""
     beaten = [arm for arm in controls if tests[arm].verdict == better]
     if len(beaten) == len(controls):
-        return f"Its {metric} was also {better} than that of the controls ({', '.join(beaten)})."
+        return f"Its {what} was also {better} than that of the controls ({', '.join(beaten)})."
     others = " or ".join(arm for arm in controls if arm not in beaten)
-    return f"Its {metric} was not seen to be {better} than with {others}, so the cause is open."
+    return f"Its {what} was not seen to be {better} than with {others}, so the cause is open."
 
 
 def _sentence(arm: str, other: str, tests: dict[str, Difference], shown: Shown) -> str:

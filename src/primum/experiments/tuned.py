@@ -1,0 +1,59 @@
+"""The small networks at base's best learning rate, on 20,000 images: settings and runs.
+
+Base alone is tuned, with a seed that is not compared and on a third of the schedule; every arm then
+uses its rate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from primum.experiments.arms import Arm
+from primum.experiments.plan import plan
+from primum.experiments.settings import RunSettings
+from primum.experiments.speedrun import MAIN, TUNING_SEED
+from primum.experiments.tutorial_runs import tiny
+
+SEEDS = 5
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A setting, and the learning rates that base was given; that of `run` is the best of them."""
+
+    run: RunSettings
+    rates: tuple[float, ...]
+
+
+_IMAGES = RunSettings(train_size=20_000, evaluate_every=3)
+_CNN = replace(_IMAGES, epochs=30)
+_VIT = replace(_IMAGES, model="vit-micro", epochs=15, precision="bf16")
+_RESNET = replace(_IMAGES, model="resnet20", epochs=15, precision="bf16")
+_HUNDRED = replace(_IMAGES, data="cifar100", epochs=15)
+SETTINGS = (
+    Tuned(replace(_CNN, lr=0.2), (0.05, 0.1, 0.2, 0.4)),
+    Tuned(replace(_CNN, optimizer="adamw", lr=0.008), (0.002, 0.004, 0.008, 0.016)),
+    Tuned(replace(_VIT, optimizer="adamw", lr=0.001), (0.0005, 0.001, 0.002, 0.004)),
+    Tuned(replace(_RESNET, lr=0.2), (0.1, 0.2, 0.4)),
+    Tuned(replace(_HUNDRED, optimizer="adamw", lr=0.008), (0.002, 0.004, 0.008, 0.016)),
+)
+
+
+def rate_runs(*, smoke: bool = False) -> list[RunSettings]:
+    """Plain training at every rate, for a third of the schedule."""
+    runs = []
+    for setting in SETTINGS:
+        epochs = setting.run.epochs // 3
+        short = replace(setting.run, epochs=epochs, evaluate_every=epochs, seed=TUNING_SEED)
+        runs += [replace(short, lr=rate) for rate in setting.rates]
+    return [tiny(run) for run in runs[:2]] if smoke else runs
+
+
+def tuned_runs(seeds: Iterable[int] | None = None, *, smoke: bool = False) -> list[RunSettings]:
+    """Base and three radii in every setting, seed by seed."""
+    arms = [Arm.parse(arm) for arm in MAIN]
+    chosen = range(SEEDS) if seeds is None else seeds
+    if smoke:
+        return [tiny(run) for run in plan([SETTINGS[0].run], arms, range(1))]
+    return plan([setting.run for setting in SETTINGS], arms, chosen)

@@ -1,0 +1,26 @@
+"""Tuned settings: the rate that is used is one of those tried, and base alone was tuned."""
+
+from __future__ import annotations
+
+from primum.experiments.speedrun import MAIN, TUNING_SEED
+from primum.experiments.tuned import SETTINGS, rate_runs, tuned_runs
+
+
+def test_every_arm_uses_a_rate_that_base_was_tuned_over() -> None:
+    for setting in SETTINGS:
+        assert setting.run.rate in setting.rates
+        assert setting.run.epochs % 3 == 0
+    runs = rate_runs()
+    assert {run.arm.name for run in runs} == {"base"}
+    assert {run.seed for run in runs} == {TUNING_SEED}
+    assert len(runs) == sum(len(setting.rates) for setting in SETTINGS)
+    compared = tuned_runs()
+    assert TUNING_SEED not in {run.seed for run in compared}
+    assert {run.key for run in runs}.isdisjoint(run.key for run in compared)
+
+
+def test_stopped_anywhere_arms_have_about_as_many_seeds() -> None:
+    runs = tuned_runs(range(2))
+    assert len(runs) == 2 * len(MAIN) * len(SETTINGS)
+    assert [run.arm.label for run in runs[: len(MAIN)]] == list(MAIN)
+    assert {run.seed for run in runs[: len(runs) // 2]} == {0}
