@@ -18,11 +18,11 @@ from primum.experiments.settings import RunSettings
 
 BATCH, MOMENTUM = 512, 0.85
 TUNING_SEED = 100  # none of the seeds that are compared
-RATES = (11.5, 23.0, 46.0)
+RATES = {2: (5.75, 11.5, 23.0, 46.0), 4: (5.75, 11.5, 23.0, 46.0), 8: (5.75, 11.5, 23.0)}
 DECAYS = (0.0075, 0.015, 0.03)
 # By epochs: learning rate and weight decay of plain training with the highest accuracy of
 # `tuning_runs`, on all images. Budgets between two of these take the shorter one's.
-TUNED: dict[int, tuple[float, float]] = {2: (23.0, 0.015), 4: (23.0, 0.015), 8: (23.0, 0.015)}
+TUNED: dict[int, tuple[float, float]] = {2: (11.5, 0.015), 4: (11.5, 0.015), 8: (11.5, 0.015)}
 MAIN = ("base", "primum@radius=0.1", "primum", "primum@radius=0.4")
 FALLING = "primum@radius=0.4,radius_schedule=fade-linear,radius_low=0.1"
 FIRST_HALF = "primum@radius=0.4,until=0.5"
@@ -87,9 +87,13 @@ def tuned(epochs: int) -> RunSettings:
 
 
 def tuning_runs(scale: Scale = "full", train_size: int | None = None) -> list[RunSettings]:
-    """Plain training: every learning rate at every budget, then weight decays at the middle one."""
-    runs = [recipe(budget, lr=lr, weight_decay=DECAYS[1]) for budget in TUNED for lr in RATES]
-    runs += [recipe(4, lr=TUNED[4][0], weight_decay=decay) for decay in DECAYS]
+    """Plain training: learning rates at every budget, then weight decays at the middle one."""
+    runs = [
+        recipe(budget, lr=lr, weight_decay=DECAYS[1])
+        for budget, rates in RATES.items()
+        for lr in rates
+    ]
+    runs += [recipe(4, lr=lr, weight_decay=decay) for lr in RATES[4][1:3] for decay in DECAYS]
     runs = [replace(run, seed=TUNING_SEED, evaluate_every=run.epochs) for run in runs]
     runs = [_at(run, scale, train_size) for run in runs]
     return list({run.key: run for run in runs}.values())

@@ -134,6 +134,7 @@ _ALL = (
         "batches-sgd",
         "Large batches, up to where the paper fails: SGD",
         f"{LARGE} --optimizer sgd --batch-size 512 1024 --arms {MAIN}",
+        10,
     ),
     Study(
         "batches-adamw",
@@ -170,7 +171,7 @@ _ALL = (
     Study(
         "rivals",
         "Best against best: UPGrad on the whole network, and MGDA on groups, in batches of 32",
-        f"{SMALL} --batch-size 32 --optimizer sgd --lr-scale 0.25 0.5 1 2 4 --arms {RIVALS}",
+        f"{SMALL} --batch-size 32 --optimizer sgd --lr-scale 0.25 0.5 1 2 --arms {RIVALS}",
     ),
     Study(
         "tutorial",
