@@ -45,6 +45,10 @@ SCHEDULES = (
     "primum@radius=0.4,radius_schedule=fade-linear"
 )
 PARTS = "base primum@radius=0.4 primum@radius=0.4,part=head primum@radius=0.4,part=backbone"
+LOOKS = (
+    "base primum@radius=0.4 primum@radius=0.4,second_look=head "
+    "primum@radius=0.4,second_look=network"
+)
 RIVALS = (
     "base primum primum@radius=0.4 upgrad upgrad-network upgrad-network@upgrad_scale=mean-1 mgda"
 )
@@ -153,6 +157,11 @@ _ALL = (
         "parts",
         "Where do the weights work: on the gradient of the head, of the backbone, or of both?",
         f"{SMALL} --optimizer sgd --arms {PARTS}",
+    ),
+    Study(
+        "second-look",
+        "Does it add anything to solve again once the backbone has moved?",
+        f"{SMALL} --optimizer sgd --arms {LOOKS}",
     ),
     Study(
         "rivals",
