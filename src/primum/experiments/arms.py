@@ -69,6 +69,11 @@ ARMS: dict[str, ArmInfo] = {
         _SOLVED,
         "the same weights, given by the size of the loss",
     ),
+    "damped": ArmInfo(
+        "control: base with a share of the mean gradient at the head's output removed",
+        ("damping",),
+        "a damped common shift of the logits",
+    ),
     "upgrad": ArmInfo(
         "TorchJD's UPGrad weights on the same Gram matrix", ("upgrad_scale",), "UPGrad"
     ),
@@ -93,7 +98,7 @@ ARMS: dict[str, ArmInfo] = {
     ),
 }
 # They need one loss per sample, or were written for one.
-IMAGES_ONLY = ("upgrad", "upgrad-network", "mgda", "network", "explicit")
+IMAGES_ONLY = ("damped", "upgrad", "upgrad-network", "mgda", "network", "explicit")
 CONTROLS = ("permuted", "normalised", "loss-weighted", "focal", "lr-matched", "time-matched")
 
 
@@ -143,6 +148,7 @@ class Arm:
         "upgrad: weights as published, or divided by their mean (published)",
         ("published", "mean-1"),
     )
+    damping: float = _setting(0.75, float, "damped: share of the mean gradient removed (0.75)")
     groups: int = _setting(8, int, "mgda: groups that a batch is cut into (8)")
     blocks: int = _setting(1, int, "explicit: how many of the last blocks (1)")
     per: Per = _setting(  # noqa: RUF009
@@ -186,8 +192,9 @@ class Arm:
             raise UserError(
                 f"radius_low must be between 0 and radius ({self.radius}), got {self.radius_low}"
             )
-        if not 0 < self.until <= 1:
-            raise UserError(f"until must be > 0 and at most 1, got {self.until}")
+        for what in ("until", "damping"):
+            if not 0 < getattr(self, what) <= 1:
+                raise UserError(f"{what} must be > 0 and at most 1, got {getattr(self, what)}")
         if self.time_factor is not None and not 1 <= self.time_factor <= 100:
             raise UserError(f"time_factor must be between 1 and 100, got {self.time_factor}")
         for each in fields(self):

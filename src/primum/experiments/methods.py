@@ -244,11 +244,12 @@ def make_method(
         UserError: The model cannot be used; the message names it.
     """
     # These build on this file.
+    from primum.experiments.damped import Damped
     from primum.experiments.rivals import GroupMinNorm, UpGradNetwork
     from primum.experiments.second_look import SecondLook
 
     kinds = {"network": WholeNetwork, "explicit": Explicit, "upgrad-network": UpGradNetwork,
-             "mgda": GroupMinNorm}  # fmt: skip
+             "mgda": GroupMinNorm, "damped": Damped}  # fmt: skip
     kind = Part if settings.arm.part != "both" else kinds.get(settings.arm.name, Method)
     kind = kind if settings.arm.second_look == "none" else SecondLook
     try:

@@ -26,7 +26,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from primum import StepReport
@@ -55,7 +54,6 @@ class SecondLook(Method):
         refused = {
             "fp16; choose --precision bf16 or fp32": scaler is not None,
             "clipping; leave out --clip": settings.clip is not None,
-            "several ranks; use one": isinstance(model, DistributedDataParallel),
         }
         for what, given in refused.items():
             if given:

@@ -47,7 +47,7 @@ SCHEDULES = (
 PARTS = "base primum@radius=0.4 primum@radius=0.4,part=head primum@radius=0.4,part=backbone"
 LOOKS = (
     "base primum@radius=0.4 primum@radius=0.4,second_look=head "
-    "primum@radius=0.4,second_look=network"
+    "primum@radius=0.4,second_look=network damped@damping=0.5 damped"
 )
 RIVALS = (
     "base primum primum@radius=0.4 upgrad upgrad-network upgrad-network@upgrad_scale=mean-1 mgda"
@@ -160,8 +160,10 @@ _ALL = (
     ),
     Study(
         "second-look",
-        "Does it add anything to solve again once the backbone has moved?",
+        "Does it add anything to solve again once the backbone has moved? Is it the common shift "
+        "of the logits that is damped?",
         f"{SMALL} --optimizer sgd --arms {LOOKS}",
+        page="guide",
     ),
     Study(
         "rivals",
