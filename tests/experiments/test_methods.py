@@ -138,5 +138,5 @@ def test_damping_removes_a_share_of_the_mean_gradient_at_the_logits(damping: flo
     expected = gradients - damping * gradients.mean(0)
     torch.testing.assert_close(model.bias.grad, expected.sum(0), rtol=1e-4, atol=1e-6)
     torch.testing.assert_close(model.weight.grad, expected.T @ batch.inputs)
-    with pytest.raises(UserError, match="damping must be > 0 and at most 1, got 2.0"):
+    with pytest.raises(UserError, match="damping must be > 0 and at most 1, got 2"):
         Arm.parse("damped@damping=2")
