@@ -32,7 +32,9 @@ Row = dict[str, Any]
 def moment(trainer: Trainer, unseen: Batch) -> dict[str, Row]:
     """Each weighting's step on the coming batch, from the trainer's present state.
 
-    One row per weighting: see `_row`. The trainer is left as it is.
+    One row per weighting: harm to first order in the head and in the whole network, `split` of the
+    batch and of test images, and `less_harm`: whether it really does less harm than the plain step.
+    The trainer is left as it is.
     """
     model, batch = trainer.model, trainer.coming
     model.train()
@@ -56,7 +58,10 @@ def moment(trainer: Trainer, unseen: Batch) -> dict[str, Row]:
             "head_first": harm(unit * (head_drift - head_gram.times(extra))),
             "network_first": harm(unit * first[name].drift),
         }
-        rows[name] = row | {place: state.to(new) for place, state in states.items()}
+        row |= {place: state.to(new) for place, state in states.items()}
+        rows[name] = row
+        least = rows["plain"]["batch"]["total"]["harm"]
+        row["less_harm"] = float(row["batch"]["total"]["harm"] < least)
     pair = torch.stack((head_drift, whole))
     rows["plain"]["agreement"] = {
         "correlation": float(torch.corrcoef(pair)[0, 1]),

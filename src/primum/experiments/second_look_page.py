@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from statistics import fmean
 
-from primum.experiments.formatting import markdown_table, show, show_mean, with_p
+from primum.experiments.formatting import markdown_table, show, with_p
 from primum.experiments.study_results import Results
 from primum.experiments.tables import Group
 
@@ -19,16 +20,17 @@ NAMES = {
 
 
 def second_look_table(group: Group) -> str:
-    """One row per arm: accuracy against base and against primum, test loss, time of a step."""
+    """One row per arm: accuracy against base and against primum, test and training loss."""
     tests, others = group.against_base("accuracy"), group.focus_against("accuracy")
     rows = [
         [NAMES.get(arm, arm), str(len(runs)), show(group.interval(arm, "accuracy"), 1),
          with_p(tests.get(arm)), with_p(others.get(arm)),
-         show(group.interval(arm, "loss"), 3), show_mean(group.interval(arm, "time_ratio"), 2)]
+         show(group.interval(arm, "loss"), 3),
+         f"{fmean(run.curves['train_loss'][-1] for run in runs):.2f}"]
         for arm, runs in group.arms.items()
     ]  # fmt: skip
     head = ["arm", "seeds", "accuracy, %", "- plain (Holm p)", "primum - arm (Holm p)",
-            "test loss", "time x"]  # fmt: skip
+            "test loss", "train loss"]  # fmt: skip
     return markdown_table(head, rows)
 
 
