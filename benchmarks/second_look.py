@@ -61,9 +61,9 @@ PARTS_NOTE = (
     "By the head, by the backbone, interaction: standard deviation over the batch of the change of "
     "a sample's loss, in thousandths. head's share: of the variance of the whole change. common "
     "shift's harm: real harm, if the logits of all samples of the batch moved by their mean "
-    "change. 1st-order harm: of the whole network. loss, test: real change of the mean loss of 500 test "
-    "images in a step, in thousandths. same sign: samples for which the drift in the head and in "
-    "the whole network have the same sign. cosine: of the extra weights with primum's."
+    "change. 1st-order harm: of the whole network. loss, test: real change of the mean loss of 500 "
+    "test images in a step, in thousandths. same sign: samples for which the drift in the head and "
+    "in the whole network have the same sign. cosine: of the extra weights with primum's."
 )
 
 

@@ -84,3 +84,29 @@ def test_a_step_of_the_bias_is_common_to_all_samples(load):
     assert row["own_shift"] == pytest.approx(0, abs=1e-5)
     assert row["common"] == pytest.approx(row["total"], rel=1e-4)
     assert row["own"]["spread"] == pytest.approx(0, abs=1e-5)
+
+
+def test_the_guide_shows_what_was_measured():
+    rows = (BENCHMARKS / "results" / "second_look.md").read_text().split("\n\n")[0]
+    guide = (BENCHMARKS.parent / "docs" / "guide.md").read_text()
+    assert rows in guide
+    runs = json.loads((BENCHMARKS / "results" / "second_look.json").read_text())["runs"]
+    assert {run["measurements"] for run in runs.values()} == {26}
+    plain, own = runs["plain"], runs["primum"]
+
+    def real_harm(row) -> int:
+        return round(1000 * row["batch"]["total"]["harm"])
+
+    # The sentences below the table.
+    assert [real_harm(plain[kind]) for kind in ("plain", "primum")] == [56, 34]
+    assert [real_harm(own[kind]) for kind in ("plain", "primum")] == [89, 52]
+    assert real_harm(plain["shuffled"]) > real_harm(plain["plain"])
+    assert real_harm(own["shuffled"]) > real_harm(own["plain"])
+    assert round(100 * plain["plain"]["batch"]["head_share"]) == 14
+    assert round(100 * plain["plain"]["agreement"]["same_sign"]) == 76
+    assert round(1000 * plain["plain"]["batch"]["common"]["harm"]) == 49
+    falls = [plain["plain"], own["primum"]]
+    assert [round(-1000 * row["batch"]["total"]["mean"]) for row in falls] == [20, 42]
+    for look, low, high in (("head", 0.97, 0.99), ("network", 0.65, 0.68)):
+        cosines = sorted(round(run[f"second look, {look}"]["cosine"], 2) for run in runs.values())
+        assert cosines == [low, high]

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from primum import StepReport
+from primum.compat import parameter
 from primum.experiments.epochs import Batch
 from primum.experiments.errors import UserError
 from primum.experiments.methods import Method, autocast
@@ -114,8 +115,8 @@ class SecondLook(Method):
         assert old is not None
         assert isinstance(head, nn.Linear)
         with torch.no_grad():
-            bias = None if old.bias is None else head.bias - old.bias
-            trial = head.weight - old.weight, bias
+            has_bias = parameter(old, "bias") is not None
+            trial = head.weight - old.weight, head.bias - old.bias if has_bias else None
         head.load_state_dict(old.state_dict())
         losses, features, output = self._pass(twin, head, batch)
         (arrived,) = torch.autograd.grad(losses.mean(), output)
