@@ -163,7 +163,7 @@ _ALL = (
         "Does it add anything to solve again once the backbone has moved? Is it the common shift "
         "of the logits that is damped?",
         f"{SMALL} --optimizer sgd --arms {LOOKS}",
-        5,
+        4,
         page="guide",
     ),
     Study(
