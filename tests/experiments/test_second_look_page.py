@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 from experiments.conftest import record
 from primum.experiments.second_look_page import NAMES, second_look_table
+from primum.experiments.store import Store
 from primum.experiments.studies import STUDIES
 from primum.experiments.tables import group_runs
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_one_row_per_arm_with_both_differences() -> None:
@@ -30,3 +34,13 @@ def test_one_row_per_arm_with_both_differences() -> None:
 
 def test_every_arm_of_the_study_has_a_name() -> None:
     assert {run.arm.label for run in STUDIES["second-look"].runs()} == NAMES.keys()
+
+
+def test_the_guides_sentence_has_the_figures_of_the_runs() -> None:
+    group = group_runs(STUDIES["second-look"].found(Store(ROOT / "results")))[0]
+    gains = group.against_base("accuracy")
+    arms = ("damped@damping=0.5", "damped", "primum@radius=0.4")
+    half, most, own = (f"{gains[arm].interval.mean:.1f}" for arm in arms)
+    guide = " ".join((ROOT / "docs" / "guide.md").read_text(encoding="utf-8").split())
+    assert f"They gain {half} and {most} points; primum gains {own}, and four seeds" in guide
+    assert not any(test.seen for test in group.focus_against("accuracy").values())
