@@ -100,6 +100,15 @@ def environment(script: str, argv: Sequence[str] | None) -> dict[str, Any]:
     }
 
 
+def without_folders(argv: Sequence[str] | None) -> list[str]:
+    """The words of the command line, with DIR for every folder."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    for option in ("--data-dir", "--cache-dir", "--out"):
+        if option in words:
+            words[words.index(option) + 1] = "DIR"
+    return words
+
+
 def describe(record: dict[str, Any]) -> str:
     """One line about the machine, for under a table."""
     return (

@@ -29,6 +29,7 @@ from _common import (
     markdown_table,
     text_table,
     use_threads,
+    without_folders,
     write_json,
     write_text,
 )
@@ -114,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             steps=10,
         )  # fmt: skip
     with use_threads(1):
-        record = environment("parts.py", _without_folders(argv))
+        record = environment("parts.py", without_folders(argv))
         started = perf_counter()
         data = load_data(settings.data_settings(arguments.data_dir, arguments.cache_dir))
         found = {}
@@ -132,14 +133,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     page = f"{markdown_table(HEAD, rows)}\n\n{NOTE}\n\n{describe(record)}\n"
     write_text(arguments.out.with_suffix(".md"), page)
     return 0
-
-
-def _without_folders(argv: Sequence[str] | None) -> list[str]:
-    words = list(sys.argv[1:] if argv is None else argv)
-    for option in ("--data-dir", "--cache-dir", "--out"):
-        if option in words:
-            words[words.index(option) + 1] = "DIR"
-    return words
 
 
 if __name__ == "__main__":

@@ -12,41 +12,13 @@ from primum import diagnostics
 from primum.experiments.arms import ARMS, Arm
 from primum.experiments.epochs import Batch
 from primum.experiments.errors import UserError
-from primum.experiments.methods import Method, make_method, radius_share
+from primum.experiments.methods import Method, make_method
 
 LOGITS = torch.randn(6, 4, generator=torch.Generator().manual_seed(0))
 LABELS = torch.tensor([0, 1, 2, 3, 0, 1])
 
 
-@pytest.mark.parametrize(
-    ("schedule", "shares"),
-    [
-        ("constant", (1.0, 1.0, 1.0)),
-        ("grow-linear", (0.0, 0.5, 1.0)),
-        ("fade-linear", (1.0, 0.5, 0.0)),
-        ("grow-cosine", (0.0, 0.5, 1.0)),
-        ("fade-cosine", (1.0, 0.5, 0.0)),
-    ],
-)
-def test_radius_over_training(schedule: str, shares: tuple[float, ...]) -> None:
-    arm = Arm.parse(f"primum@radius_schedule={schedule}")
-    assert [radius_share(arm, step, 11) for step in (0, 5, 10)] == pytest.approx(shares)
-
-
-def test_radius_may_fall_to_another_one_or_end_early() -> None:
-    falling = Arm.parse("primum@radius=0.4,radius_schedule=fade-linear,radius_low=0.1")
-    found = [0.4 * radius_share(falling, step, 11) for step in (0, 5, 10)]
-    assert found == pytest.approx([0.4, 0.25, 0.1])
-    half = Arm.parse("primum@until=0.5")
-    assert [radius_share(half, step, 10) for step in (0, 4, 5, 9)] == [1, 1, 0, 0]
-
-
-def test_cosine_starts_slowly() -> None:
-    linear, cosine = (Arm.parse(f"primum@radius_schedule=grow-{x}") for x in ("linear", "cosine"))
-    assert radius_share(cosine, 1, 11) < radius_share(linear, 1, 11)
-
-
-NO_REPORT = ("network", "upgrad-network", "mgda")
+NO_REPORT = ("network", "upgrad-network", "mgda", "damped")
 CHAIN = tuple(name for name in ARMS if name != "explicit")
 
 
@@ -152,3 +124,19 @@ def test_the_radius_reaches_the_recipe() -> None:
     method.backward(Batch(LOGITS, LABELS, torch.arange(6)), 1, 5, observed=True)
     assert method.recipe is not None
     assert method.recipe.radius == pytest.approx(0.3)
+
+
+@pytest.mark.parametrize("damping", [0.5, 1.0])
+def test_damping_removes_a_share_of_the_mean_gradient_at_the_logits(damping: float) -> None:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batch = Batch(LOGITS, LABELS, torch.arange(6))
+    method = make_method(tiny(f"damped@damping={damping}"), model, optimizer)
+    method.backward(batch, 0, 3, observed=False)
+    logits = model(batch.inputs).detach().requires_grad_()
+    (gradients,) = torch.autograd.grad(nn.functional.cross_entropy(logits, LABELS), logits)
+    expected = gradients - damping * gradients.mean(0)
+    torch.testing.assert_close(model.bias.grad, expected.sum(0), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(model.weight.grad, expected.T @ batch.inputs)
+    with pytest.raises(UserError, match="damping must be > 0 and at most 1, got 2"):
+        Arm.parse("damped@damping=2")

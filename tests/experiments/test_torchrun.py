@@ -72,6 +72,8 @@ def test_what_cannot_be_shared() -> None:
         Ranks(0, 3).check(tiny("primum"))
     with pytest.raises(UserError, match="loss-weighted works in one process only"):
         Ranks(0, 2).check(tiny("loss-weighted"))
+    with pytest.raises(UserError, match="second_look=head works in one process only"):
+        Ranks(0, 2).check(tiny("primum@second_look=head"))
     Ranks().check(tiny("loss-weighted"))
     with pytest.raises(UserError, match="primum inspect works in one process"):
         Ranks(0, 2).check(tiny(look=LookSettings()))

@@ -15,10 +15,11 @@ Task = Literal["images", "language"]
 Per = Literal["sample", "token"]
 RadiusSchedule = Literal["constant", "grow-linear", "grow-cosine", "fade-linear", "fade-cosine"]
 Part = Literal["both", "head", "backbone"]
+SecondLook = Literal["none", "head", "network"]
 _RADIUS = ("radius", "max_extra_weight", "radius_schedule", "radius_low", "until", "per")
 _SOLVED = (*_RADIUS, "max_iters")
 # Added after the first stored runs: left out of a run's key at their defaults, so keys stay.
-_LATER = ("radius_low", "until", "part")
+_LATER = ("radius_low", "until", "part", "second_look")
 # Those that depend on the task.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "images": {"radius": 0.2, "per": "sample"},
@@ -41,7 +42,7 @@ ARMS: dict[str, ArmInfo] = {
         _RADIUS,
         "the paper's recipe",
     ),
-    "primum": ArmInfo("primum.attach", (*_SOLVED, "part")),
+    "primum": ArmInfo("primum.attach", (*_SOLVED, "part", "second_look")),
     "permuted": ArmInfo(
         "control: primum's weights, shuffled over the batch",
         (*_SOLVED, "part"),
@@ -68,6 +69,11 @@ ARMS: dict[str, ArmInfo] = {
         _SOLVED,
         "the same weights, given by the size of the loss",
     ),
+    "damped": ArmInfo(
+        "control: base with a share of the mean gradient at the head's output removed",
+        ("damping",),
+        "a damped common shift of the logits",
+    ),
     "upgrad": ArmInfo(
         "TorchJD's UPGrad weights on the same Gram matrix", ("upgrad_scale",), "UPGrad"
     ),
@@ -92,7 +98,7 @@ ARMS: dict[str, ArmInfo] = {
     ),
 }
 # They need one loss per sample, or were written for one.
-IMAGES_ONLY = ("upgrad", "upgrad-network", "mgda", "network", "explicit")
+IMAGES_ONLY = ("damped", "upgrad", "upgrad-network", "mgda", "network", "explicit")
 CONTROLS = ("permuted", "normalised", "loss-weighted", "focal", "lr-matched", "time-matched")
 
 
@@ -106,8 +112,9 @@ class Arm:
 
     `radius_schedule` changes the radius over training: constant, from `radius_low` up to `radius`,
     or down again. `until` is the share of training after which gradients stay plain. `part` is
-    where the weights are applied. `time_factor` is the number of steps as a multiple of base's;
-    None measures it. `task` decides the defaults of `radius` and `per`, which None stands for.
+    where the weights are applied. `second_look` solves again after a trial step: see
+    `second_look.py`. `time_factor` is the number of steps as a multiple of base's; None measures
+    it. `task` decides the defaults of `radius` and `per`, which None stands for.
     """
 
     name: str = "primum"
@@ -121,6 +128,9 @@ class Arm:
     until: float = _setting(1.0, float, "share of training after which gradients are plain (1)")
     part: Part = _setting(  # noqa: RUF009
         "both", str, "whose gradients are weighted (both)", get_args(Part)
+    )
+    second_look: SecondLook = _setting(  # noqa: RUF009
+        "none", str, "what a second solve of each step corrects (none)", get_args(SecondLook)
     )
     lr_match: Literal["overall", "epoch"] = _setting(
         "overall",
@@ -138,6 +148,7 @@ class Arm:
         "upgrad: weights as published, or divided by their mean (published)",
         ("published", "mean-1"),
     )
+    damping: float = _setting(0.75, float, "damped: share of the mean gradient removed (0.75)")
     groups: int = _setting(8, int, "mgda: groups that a batch is cut into (8)")
     blocks: int = _setting(1, int, "explicit: how many of the last blocks (1)")
     per: Per = _setting(  # noqa: RUF009
@@ -153,8 +164,16 @@ class Arm:
         for key, value in DEFAULTS[self.task].items():
             if getattr(self, key) is None:
                 object.__setattr__(self, key, value)
-        if self.task != "images" and self.part != "both":  # heads may share the embedding's weight
-            raise UserError(f"part={self.part} is for images; leave it out for {self.task}")
+        # Of language, heads may share the embedding's weight, and rows are tokens.
+        for what, usual in (("part", "both"), ("second_look", "none")):
+            value = getattr(self, what)
+            if self.task != "images" and value != usual:
+                raise UserError(f"{what}={value} is for images; leave it out for {self.task}")
+        if self.part != "both" and self.second_look != "none":
+            raise UserError(
+                f"part={self.part} and second_look={self.second_look} do not go together; leave "
+                "one of them out"
+            )
         if self.task == "images" and self.per != "sample":
             raise UserError(f"per={self.per} is for language; images have one row per sample")
         accepted = ARMS[self.name].accepts
@@ -173,8 +192,9 @@ class Arm:
             raise UserError(
                 f"radius_low must be between 0 and radius ({self.radius}), got {self.radius_low}"
             )
-        if not 0 < self.until <= 1:
-            raise UserError(f"until must be > 0 and at most 1, got {self.until}")
+        for what in ("until", "damping"):
+            if not 0 < getattr(self, what) <= 1:
+                raise UserError(f"{what} must be > 0 and at most 1, got {getattr(self, what)}")
         if self.time_factor is not None and not 1 <= self.time_factor <= 100:
             raise UserError(f"time_factor must be between 1 and 100, got {self.time_factor}")
         for each in fields(self):

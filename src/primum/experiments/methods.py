@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -17,9 +16,11 @@ from primum.experiments.arms import Arm
 from primum.experiments.epochs import Batch
 from primum.experiments.errors import UserError
 from primum.experiments.losses import cross_entropies, focal_losses
+from primum.experiments.schedules import radius_share
 from primum.experiments.settings import RunSettings
 from primum.experiments.weightings import (
     ByLoss,
+    Kept,
     Normalised,
     Permuted,
     Reduced,
@@ -242,11 +243,15 @@ def make_method(
     Raises:
         UserError: The model cannot be used; the message names it.
     """
-    from primum.experiments.rivals import GroupMinNorm, UpGradNetwork  # these build on this file
+    # These build on this file.
+    from primum.experiments.damped import Damped
+    from primum.experiments.rivals import GroupMinNorm, UpGradNetwork
+    from primum.experiments.second_look import SecondLook
 
     kinds = {"network": WholeNetwork, "explicit": Explicit, "upgrad-network": UpGradNetwork,
-             "mgda": GroupMinNorm}  # fmt: skip
+             "mgda": GroupMinNorm, "damped": Damped}  # fmt: skip
     kind = Part if settings.arm.part != "both" else kinds.get(settings.arm.name, Method)
+    kind = kind if settings.arm.second_look == "none" else SecondLook
     try:
         return kind(settings, model, optimizer, scaler)
     except UserError:
@@ -263,6 +268,8 @@ def make_recipe(arm: Arm, seed: int) -> Recipe | None:
     own = Primum(arm.radius, arm.max_extra_weight, arm.max_iters)
     match arm.name:
         case "primum":
+            if arm.second_look != "none":
+                return Kept(own)
             changes = arm.radius_schedule != "constant" or arm.until < 1
             return Reduced(own) if changes else own
         case "paper":
@@ -283,16 +290,3 @@ def autocast(settings: RunSettings) -> Any:
     dtype = torch.float16 if settings.precision == "fp16" else torch.bfloat16
     kind = torch.device(settings.device).type
     return torch.autocast(kind, dtype=dtype, enabled=settings.precision != "fp32")
-
-
-def radius_share(arm: Arm, step: int, steps: int) -> float:
-    """Radius of a step, as a share of the arm's largest."""
-    if step >= arm.until * steps:
-        return 0.0
-    if arm.radius_schedule == "constant":
-        return 1.0
-    way, shape = arm.radius_schedule.split("-")
-    done = step / max(1, steps - 1)
-    risen = done if shape == "linear" else 0.5 - 0.5 * math.cos(math.pi * done)
-    low = arm.radius_low / arm.radius if arm.radius else 0.0
-    return low + (1 - low) * (risen if way == "grow" else 1 - risen)

@@ -1,4 +1,4 @@
-"""Learning-rate schedules, as factors on the optimizer's own learning rate, one per step."""
+"""Schedules of the learning rate and of the radius, as factors on the full one, one per step."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Literal
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
+
+from primum.experiments.arms import Arm
 
 ScheduleName = Literal["cosine", "linear", "step", "constant"]
 MILESTONES = (1 / 2, 3 / 4)  # He et al. (2016): a tenth at one half and three quarters
@@ -67,3 +69,16 @@ def scaled_lr(lr: float, batch_size: int, *, base_batch_size: int = 128) -> floa
     if batch_size < 1 or base_batch_size < 1:
         raise ValueError(f"batch sizes must be >= 1, got {batch_size} and {base_batch_size}")
     return lr * math.sqrt(batch_size / base_batch_size)
+
+
+def radius_share(arm: Arm, step: int, steps: int) -> float:
+    """Radius of a step, as a share of the arm's largest."""
+    if step >= arm.until * steps:
+        return 0.0
+    if arm.radius_schedule == "constant":
+        return 1.0
+    way, shape = arm.radius_schedule.split("-")
+    done = step / max(1, steps - 1)
+    risen = done if shape == "linear" else 0.5 - 0.5 * math.cos(math.pi * done)
+    low = arm.radius_low / arm.radius if arm.radius else 0.0
+    return low + (1 - low) * (risen if way == "grow" else 1 - risen)

@@ -46,6 +46,10 @@ SCHEDULES = (
     "primum@radius=0.4,radius_schedule=fade-linear"
 )
 PARTS = "base primum@radius=0.4 primum@radius=0.4,part=head primum@radius=0.4,part=backbone"
+LOOKS = (
+    "base primum@radius=0.4 primum@radius=0.4,second_look=head "
+    "primum@radius=0.4,second_look=network damped@damping=0.5 damped"
+)
 RIVALS = (
     "base primum primum@radius=0.4 upgrad upgrad-network upgrad-network@upgrad_scale=mean-1 mgda"
 )
@@ -167,6 +171,14 @@ _ALL = (
         "parts",
         "Where do the weights work: on the gradient of the head, of the backbone, or of both?",
         f"{SMALL} --optimizer sgd --arms {PARTS}",
+    ),
+    Study(
+        "second-look",
+        "Does it add anything to solve again once the backbone has moved? Is it the common shift "
+        "of the logits that is damped?",
+        f"{SMALL} --optimizer sgd --arms {LOOKS}",
+        4,
+        page="guide",
     ),
     Study(
         "rivals",

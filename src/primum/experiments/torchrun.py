@@ -18,7 +18,8 @@ from torch import Tensor
 from primum.experiments.errors import UserError
 from primum.experiments.settings import RunSettings
 
-ALONE = ("loss-weighted", "network", "explicit", "upgrad-network", "mgda")  # arms for one process
+# Arms for one process.
+ALONE = ("loss-weighted", "network", "explicit", "upgrad-network", "mgda", "damped")
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ class Ranks:
                 f"batch_size must be a multiple of the {self.size} ranks, got {settings.batch_size}"
             )
         arm = settings.arm
-        alone = arm.name in ALONE or arm.part != "both"
+        alone = arm.name in ALONE or arm.part != "both" or arm.second_look != "none"
         if alone or settings.look:
             what = "primum inspect" if settings.look else arm.label
             raise UserError(f"{what} works in one process only; run it without torchrun")

@@ -65,6 +65,34 @@ class Reduced:
         self._calls = state["calls"]
 
 
+class Kept(Reduced):
+    """The same weights; the last problem is kept, to be solved again with another drift.
+
+    Attributes:
+        problem: None before the first step, and of one with radius 0.
+        lr: Of that step.
+    """
+
+    def __init__(self, settings: Primum) -> None:
+        super().__init__(settings)
+        self.problem: Problem | None = None
+        self.lr: Scalar = 0.0
+
+    def __call__(self, gram: Gram, drift: Tensor, size: Tensor, lr: Scalar) -> Solution:
+        self.problem, self.lr = None, lr
+        return super().__call__(gram, drift, size, lr)
+
+    def finish(self, problem: Problem, found: Solution) -> Solution:
+        self.problem = problem
+        return found
+
+    def again(self, drift: Tensor) -> Solution:
+        """The solution of the kept problem with this drift. [B]."""
+        assert self.problem is not None
+        own = self._settings
+        return solve(replace(self.problem, drift=drift), own.max_iters, own.tolerance)
+
+
 class Permuted(Reduced):
     """The same weights in a random order, a new one at each step; [B] -> [B]."""
 

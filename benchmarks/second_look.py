@@ -1,0 +1,160 @@
+"""Does the head's harm say anything about the whole network's, and a second look more?
+
+Trains the small CNN plainly and with weights. Every few steps, from the same state and for the same
+batch, it takes the step with several kinds of weights on copies, and measures the loss of every
+sample before and after: by the head's step, by the backbone's, and by a shift of the logits that
+all images have in common. Weights of a second look are those of `second_look=head` and `network`.
+
+    python benchmarks/second_look.py --data-dir DIR      # CIFAR-10; five minutes on one core
+    python benchmarks/second_look.py --quick             # generated images, seconds
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial, reduce
+from pathlib import Path
+from statistics import fmean
+from time import perf_counter
+from typing import Any
+
+import torch
+from _common import (
+    RESULTS,
+    describe,
+    environment,
+    finish,
+    markdown_table,
+    positive,
+    text_table,
+    use_threads,
+    without_folders,
+    write_json,
+    write_text,
+)
+from _second_look import RADIUS, Row, moment
+
+from primum.experiments.arms import Arm
+from primum.experiments.images import load_data
+from primum.experiments.job import own_random_numbers
+from primum.experiments.settings import RunSettings
+from primum.experiments.trainer import Trainer
+
+RUNS = {"base": "plain", f"primum@radius={RADIUS}": "primum"}
+HEAD = ("run", "step", "head's harm", "real harm", "less than plain, %", "harmed, %",
+        "loss, batch", "common shift")  # fmt: skip
+NOTE = (
+    "Means over the measured steps of each run. Harm: the mean over the batch of each sample's "
+    "loss increase, decreases counted as 0, in thousandths of a nat; in the head to first order, "
+    "and really, of the whole network. less than plain: steps with less real harm than the plain "
+    "step from the same state. harmed: share of the batch whose loss really rises. loss, batch: "
+    "real change of the mean loss in a step, in thousandths. common shift: norm of the mean change "
+    "of the logits over 500 test images."
+)
+PARTS = ("run", "step", "by the head", "by the backbone", "interaction", "head's share, %",
+         "common shift's harm", "1st-order harm", "loss, test", "same sign, %",
+         "cosine")  # fmt: skip
+PARTS_NOTE = (
+    "By the head, by the backbone, interaction: standard deviation over the batch of the change of "
+    "a sample's loss, in thousandths. head's share: of the variance of the whole change. common "
+    "shift's harm: real harm, if the logits of all samples of the batch moved by their mean "
+    "change. 1st-order harm: of the whole network. loss, test: real change of the mean loss of 500 "
+    "test images in a step, in thousandths. same sign: samples for which the drift in the head and "
+    "in the whole network have the same sign. cosine: of the extra weights with primum's."
+)
+
+
+def train(settings: RunSettings, data: Any, every: int) -> dict[str, Any]:
+    """Train one run and measure every so many steps: means by kind of weights, and how many."""
+    found = []
+    with own_random_numbers(settings.seed, torch.device("cpu")):
+        trainer = Trainer(settings, data)
+        unseen = next(iter(trainer.test_batches(min(500, settings.test_size or 500))))
+        while not trainer.finished:
+            if trainer.step_count % every == every // 2:
+                found.append(moment(trainer, unseen))
+            trainer.step()
+    return averaged(found) | {"measurements": len(found)}
+
+
+def averaged(rows: Sequence[Any]) -> Any:
+    """Nested dicts of the same shape, their numbers averaged."""
+    first = rows[0]
+    if isinstance(first, dict):
+        return {name: averaged([row[name] for row in rows]) for name in first}
+    return fmean(rows)
+
+
+def at(row: Row, path: str) -> float:
+    """The figure at a path such as `batch.total.harm`."""
+    return float(reduce(lambda part, name: part[name], path.split("."), row))
+
+
+def tables(runs: dict[str, dict[str, Any]]) -> tuple[list[list[str]], list[list[str]]]:
+    """Rows of both tables."""
+    steps, parts = [], []
+    for run, found in runs.items():
+        kinds: dict[str, Row] = {name: found[name] for name in found if name != "measurements"}
+        for kind, row in kinds.items():
+            figure = partial(at, row)
+            plain = kind == "plain"
+            spreads = (f"batch.{part}.spread" for part in ("head", "backbone", "interaction"))
+            steps.append([
+                run, kind, f"{1000 * figure('head_first.harm'):.1f}",
+                f"{1000 * figure('batch.total.harm'):.1f}",
+                "–" if plain else f"{100 * figure('less_harm'):.0f}",
+                f"{100 * figure('batch.total.harmed'):.0f}",
+                f"{1000 * figure('batch.total.mean'):.1f}", f"{figure('test.common_shift'):.2f}",
+            ])  # fmt: skip
+            parts.append([
+                run, kind, *(f"{1000 * figure(path):.0f}" for path in spreads),
+                f"{100 * figure('batch.head_share'):.0f}",
+                f"{1000 * figure('batch.common.harm'):.1f}",
+                f"{1000 * figure('network_first.harm'):.1f}",
+                f"{1000 * figure('test.total.mean'):.1f}",
+                f"{100 * figure('agreement.same_sign'):.0f}" if plain else "–",
+                "–" if plain else f"{figure('cosine'):.2f}",
+            ])  # fmt: skip
+    return steps, parts
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure both runs, print and write the tables."""
+    parser = argparse.ArgumentParser(description="What does a step do, and what do its weights?")
+    parser.add_argument("--data-dir", metavar="DIR", help="Parquet files of CIFAR-10; else the hub")
+    parser.add_argument("--cache-dir", metavar="DIR", help="where decoded images are kept")
+    parser.add_argument("--quick", action="store_true", help="a few steps on generated images")
+    parser.add_argument("--every", type=positive, default=18, metavar="N", help="(%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="(%(default)s)")
+    parser.add_argument("--out", type=Path, default=RESULTS / "second_look.json", metavar="FILE")
+    arguments = parser.parse_args(argv)
+    settings = RunSettings(train_size=5000, test_size=5000, seed=arguments.seed)
+    if arguments.quick:
+        settings = replace(
+            settings, data="generated", image_size=8, train_size=64, test_size=100, batch_size=8,
+            steps=10,
+        )  # fmt: skip
+        arguments.every = 5
+    with use_threads(1):
+        record = environment("second_look.py", without_folders(argv))
+        started = perf_counter()
+        data = load_data(settings.data_settings(arguments.data_dir, arguments.cache_dir))
+        runs = {}
+        for arm, name in RUNS.items():
+            runs[name] = train(replace(settings, arm=Arm.parse(arm)), data, arguments.every)
+            print(f"{name}: {runs[name]['measurements']} measurements", flush=True)
+    finish(record, perf_counter() - started)
+    steps, parts = tables(runs)
+    print(f"\n{text_table(HEAD, steps)}\n\n{NOTE}\n\n{text_table(PARTS, parts)}\n\n{PARTS_NOTE}")
+    write_json(arguments.out, {"environment": record, "runs": runs})
+    page = [markdown_table(HEAD, steps), NOTE, markdown_table(PARTS, parts), PARTS_NOTE,
+            describe(record)]  # fmt: skip
+    write_text(arguments.out.with_suffix(".md"), "\n\n".join(page) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
