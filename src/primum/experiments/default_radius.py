@@ -59,6 +59,7 @@ def rule_table(settings: Sequence[Gains]) -> str:
          *(f"{each.by_radius[radius]:+.2f}" for radius in ARMS)]
         for each in settings
     ]  # fmt: skip
-    rows.append(["**mean**", "", "", "", *(f"**{gain:+.2f}**" for gain in means(settings).values())])
+    mean = [f"**{gain:+.2f}**" for gain in means(settings).values()]
+    rows.append(["**mean**", "", "", "", *mean])
     head = ["setting", "seeds", "base, %", "spread", *(f"radius {radius}" for radius in ARMS)]
     return f"{markdown_table(head, rows)}\n\nThe rule's choice: **{chosen(settings)}**."

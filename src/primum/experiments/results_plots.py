@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import numpy as np
+from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 
 from primum.diagnostics.figures.style import canvas, looks, styled
 from primum.experiments.budgets import Budgets
 from primum.experiments.defaults import OPTIMIZERS
 from primum.experiments.parts_page import parts_plot
 from primum.experiments.plots import curves
+from primum.experiments.study_results import MAIN as SHOWN
 from primum.experiments.study_results import NAMES, Results, named
 from primum.experiments.tables import Group
 
 MAIN = ["base", "paper", "primum", "primum@radius=0.4"]
 FOREST = ["base", "paper", "primum", "primum@radius=0.4", "primum@radius=0.1"]
+SHADE = "#e9eef5"
 
 
 def results_plots(results: Results) -> dict[str, Figure]:
@@ -51,8 +55,8 @@ def forest(results: Results) -> Figure:
     look = looks(FOREST)
     for place, row in enumerate(rows):
         if row.tuned:
-            axes.axhspan(-place - 0.5, -place + 0.5, color="#e9eef5", zorder=0, linewidth=0)
-        for number, arm in enumerate(FOREST[1:]):
+            axes.axhspan(-place - 0.5, -place + 0.5, color=SHADE, zorder=0, linewidth=0)
+        for number, arm in enumerate(SHOWN):
             if arm in row.tests:
                 found = row.tests[arm].interval
                 axes.errorbar(
@@ -65,17 +69,24 @@ def forest(results: Results) -> Figure:
                     linewidth=1.2,
                 )
     axes.axvline(0, color="#010203", linewidth=0.8)
-    axes.set_yticks([-place for place in range(len(rows))], [row.name for row in rows])
+    ends = [row.group.interval("base", row.group.judged_by) for row in rows]
+    names = [
+        row.name if end is None else f"{row.name}: {end.mean:.0f}%"
+        for row, end in zip(rows, ends, strict=True)
+    ]
+    axes.set_yticks([-place for place in range(len(rows))], names)
     axes.set_ylim(-len(rows) + 0.4, 0.6)
     axes.tick_params(axis="y", length=0, labelsize=8)
     for place in range(len(rows) - 1):
         axes.axhline(-place - 0.5, color="#999999", linewidth=0.3)
     axes.set_xlabel("points of test accuracy above base")
-    handles = [
+    shown = [arm for arm in SHOWN if any(arm in row.tests for row in rows)]
+    handles: list[Artist] = [
         Line2D([], [], color=look[arm].colour, marker=look[arm].marker, label=named(arm))
-        for arm in FOREST[1:]
+        for arm in shown
     ]
-    figure.legend(handles=handles, loc="outside upper right", ncols=4)
+    handles.append(Patch(color=SHADE, label="tuned for base"))
+    figure.legend(handles=handles, loc="outside upper right", ncols=5)
     return figure
 
 
