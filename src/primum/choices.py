@@ -17,7 +17,6 @@ class Options:
     """How a head is weighed.
 
     Attributes:
-        apply: Whether the weights go into the gradients; not under `observe`.
         per: What gets a weight of its own.
         scaler: The loop's GradScaler, or None.
         scope: The ranks that solve together.
@@ -28,7 +27,6 @@ class Options:
         output_name: Its name.
     """
 
-    apply: bool
     per: Per
     scaler: Any
     scope: Scope

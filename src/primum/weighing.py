@@ -50,7 +50,7 @@ class Weighing:
         self._recent: deque[StepReport] = deque(maxlen=RECENT)
         self._head, self._model = weakref.ref(head), weakref.ref(model)
         self._owners, self._recipe, self._scope = owners, recipe, options.scope
-        self._apply, self._per, self._shards = options.apply, options.per, options.shards
+        self._apply, self._per, self._shards = True, options.per, options.shards
         self.measure_exact = False
         by_bias, shared = owners.get("bias") is owners["weight"], shared_weight(model, head)
         self._rescale = Rescale(options.scaler, by_bias=by_bias, shared=shared)
