@@ -18,6 +18,7 @@ from primum.blockwise import weigh_streamed
 from primum.choices import Options
 from primum.compat import eager, executes_in_graph, parameter
 from primum.fused_op import TokenLosses, register
+from primum.guard import guarded
 from primum.monitor import Plain
 from primum.pipeline import Captured
 from primum.ranks import Ranks
@@ -137,16 +138,9 @@ class Fused(WeighingAtOutput):
         """The gradients of a backward pass, weighted; None leaves them plain."""
         # Has the shape of the gradient at the head's output, and no memory.
         like = source.features.new_empty(()).expand(*leading, len(source.weight))
-        try:
-            return self._on_fused(source, like, training, together, needed)
-        except Warning:
-            raise  # turned into an error by the user's own filter
-        except Exception as error:
-            if self._scope.broken:
-                raise
-            self._fall_back(like, error)
-            return None
+        return self._on_fused(source, like, training, together, needed)
 
+    @guarded
     def _on_fused(
         self, source: Streamed, like: Tensor, training: bool, together: bool, needed: Needed
     ) -> Gradients | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial, wraps
-from typing import Any, TypeVar, cast
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,33 +16,12 @@ from primum.capture import Listener, Pass, rows_of
 from primum.choices import Options
 from primum.compat import eager, is_sharded, parameter
 from primum.fused import Fused
+from primum.guard import guarded
 from primum.positions import Features
 from primum.ranks import Ranks
 from primum.recipe import Recipe
 from primum.report import StepReport
 from primum.summary import summary_of
-
-Method = TypeVar("Method", bound=Callable[..., Any])
-
-
-def _guarded(method: Method) -> Method:
-    """A method that torch calls in a user's pass: an error of ours there means plain gradients."""
-
-    @wraps(method)
-    def call(self: Reducer, *args: Any) -> Any:
-        try:
-            return method(self, *args)
-        except Warning:
-            raise  # turned into an error by the user's own filter
-        except Exception as error:
-            if self._scope.broken:
-                raise
-            self._monitor.passes += 1  # it came by here
-            gradients = [each for each in args if isinstance(each, Tensor)]
-            self._fall_back(gradients[-1], error)
-            return None
-
-    return cast(Method, call)
 
 
 class Reducer(Fused):
@@ -238,7 +217,7 @@ class Reducer(Fused):
 
     # --- what the listener calls ------------------------------------------------------------------
 
-    @_guarded
+    @guarded
     def on_forward(self, head: nn.Module, features: Tensor, output: Tensor) -> None:
         """The head ran: register for the gradient of its output."""
         own = self._head()
@@ -262,7 +241,7 @@ class Reducer(Fused):
         output.register_hook(hook)  # type: ignore[no-untyped-call]
 
     @eager
-    @_guarded
+    @guarded
     def _on_gradient(self, made: Pass, gradient: Tensor) -> Tensor | None:
         """The gradient arrived: hand on the weighted one. None leaves it as it is."""
         head = self._head()
@@ -284,7 +263,7 @@ class Reducer(Fused):
         made.release()
         return weighted
 
-    @_guarded
+    @guarded
     def on_compiled(self, gradient: Tensor, features: Features, training: bool) -> Tensor | None:
         """The same in a compiled graph, which hands over the head's input itself."""
         return self._on_arrival(gradient, features, training, self._ranks(eager=False))

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from primum.capture import Listener, Pass
 from primum.choices import Options
 from primum.compat import executes, parameter
+from primum.guard import guarded
 from primum.monitor import Plain
 from primum.outlet import Outlet, check_rows, weigh_rows
 from primum.output_check import OutputCheck
@@ -84,17 +85,9 @@ class WeighingAtOutput(Weighing):
             return None
         # For bookkeeping: of the size that a gradient at the layer's output has, without memory.
         like = weight.detach()[:, 0].expand(len(gradient), -1)
-        try:
-            return self._at_output(outlet, gradient, output, ranks, weight, like)
-        except Warning:
-            raise  # turned into an error by the user's own filter
-        except Exception as error:
-            if self._scope.broken:
-                raise
-            self._monitor.passes += 1  # it came by here
-            self._fall_back(like, error)
-            return None
+        return self._at_output(outlet, gradient, output, ranks, weight, like)
 
+    @guarded
     def _at_output(
         self,
         outlet: Outlet,
