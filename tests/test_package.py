@@ -21,7 +21,7 @@ ORDER = [
     ["hook", "find", "ranks", "steps", "rescale", "dryrun", "refused"],
     ["monitor"],
     ["capture"],
-    ["output_check", "outlet"],
+    ["output_check", "outlet", "explicit"],
     ["update"],
     ["gram", "checks"],
     ["adapted"],

@@ -122,21 +122,65 @@ class TestExplicitForm:
         assert report_of(reducer).extra_weights.shape == (1,)
         assert report_of(reducer).fallbacks == 0
 
-    @pytest.mark.parametrize("shape", [(), (4, 2), (1, 1)])
-    def test_needs_one_loss_per_sample(self, shape: tuple[int, ...]) -> None:
-        reducer = primum.attach(*make(), per="sample")
-        with pytest.raises(ValueError, match=r"shape \[B\], got .*reduction=\"none\""):
-            reducer(torch.ones(shape))
-
     def test_number_of_losses_must_match(self) -> None:
         model, optimizer = make()
         reducer = primum.attach(model, optimizer)
         inputs, labels = batch(0, 24)
         losses = F.cross_entropy(model(inputs), labels, reduction="none")
-        with pytest.raises(ValueError, match="the head saw 24 samples, but there are 12 losses"):
+        with pytest.raises(ValueError, match=r"got shape \[12\]: the head saw 24 samples, but"):
             reducer(losses.view(12, 2).mean(1))
         losses.mean().backward()  # the hook still does its work
         assert report_of(reducer).applied
+
+    @pytest.mark.parametrize("per", ["auto", "sample", "token"])
+    def test_a_mean_is_not_a_loss_per_sample(self, per: str) -> None:
+        model, optimizer = make()
+        reducer = primum.attach(model, optimizer, per=per)
+        inputs, labels = batch(0, 24)
+        loss = F.cross_entropy(model(inputs), labels)
+        with pytest.raises(ValueError, match=r'got shape \[\].*"none", or call .backward'):
+            reducer(loss)
+        loss.backward()
+        assert report_of(reducer).applied
+
+    @pytest.mark.parametrize("per", ["auto", "sample"])
+    def test_outputs_are_not_losses(self, per: str) -> None:
+        model, optimizer = make()
+        reducer = primum.attach(model, optimizer, per=per)
+        logits = model(batch(0, 24)[0])
+        for _ in range(2):
+            with pytest.raises(ValueError, match=r'got shape \[24, 4\].*reduction="none"'):
+                reducer(logits)
+            F.cross_entropy(logits, batch(0, 24)[1]).backward(retain_graph=True)
+
+    def test_rows_of_any_shape(self) -> None:
+        """Tokens that were flattened before the head are its samples, however the losses lie."""
+        model, optimizer = make()
+        reducer = primum.attach(model, optimizer)
+        inputs, labels = batch(0, 24)
+        for _ in range(2):  # the first decides what is weighed
+            losses = F.cross_entropy(model(inputs), labels, reduction="none").view(6, 4)
+            weighted = reducer(losses)
+            w = report_of(reducer).extra_weights.view(6, 4)
+            torch.testing.assert_close(weighted, ((1 + w) * losses).mean())
+
+    @pytest.mark.parametrize(
+        ("losses", "found"),
+        [(None, "NoneType"), ((torch.ones(3),), "tuple"), (torch.ones(3).long(), r"torch\.int64")],
+    )
+    def test_not_a_tensor_of_losses(self, losses: Any, found: str) -> None:
+        reducer = primum.attach(*make())
+        with pytest.raises(TypeError, match=f'each sample or token, got {found}; .*"none"'):
+            reducer(losses)
+
+    @pytest.mark.parametrize("per", ["sample", "token"])
+    def test_weighted_losses_are_not_weighted_again(self, per: str) -> None:
+        model, optimizer = make()
+        reducer = primum.attach(model, optimizer, per=per)
+        inputs, labels = batch(0, 24)
+        losses = F.cross_entropy(model(inputs), labels, reduction="none")
+        with pytest.raises(ValueError, match=r"got 24 weights before.*shape \[\].*not passed to"):
+            reducer(reducer(losses))
 
     def test_losses_must_come_from_the_head(self) -> None:
         model, optimizer = make()

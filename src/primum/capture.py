@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -91,19 +91,27 @@ class Pass:
         The search ends with `most` of them, if given.
         """
         found: dict[Pass, GradientEdge] = {}
-        seen: set[Node | None] = {None}
-        waiting = deque([start.grad_fn if isinstance(start, Tensor) else start])
-        while waiting and len(found) != most:
-            node = waiting.popleft()
-            if node is None or node in seen:
-                continue
-            seen.add(node)
+        for node in nodes_behind(start, key):
             made = Pass.of(node, key)
             if made is not None:
                 found[made] = GradientEdge(node, made._output_nr)
-            else:
-                waiting.extend(below for below, _ in node.next_functions)
+            if len(found) == most:
+                break
         return found
+
+
+def nodes_behind(start: Tensor | Node, key: object) -> Iterator[Node]:
+    """The nodes that losses depend on, the nearest first, and none behind a call of the head."""
+    seen: set[Node | None] = {None}
+    waiting = deque([start.grad_fn if isinstance(start, Tensor) else start])
+    while waiting:
+        node = waiting.popleft()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        yield node
+        if Pass.of(node, key) is None:
+            waiting.extend(below for below, _ in node.next_functions)
 
 
 def mark(node: Node, key: object) -> None:

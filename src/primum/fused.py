@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from primum.blockwise import weigh_streamed
+from primum.capture import nodes_behind
 from primum.choices import Options
 from primum.compat import eager, executes_in_graph, parameter
-from primum.fused_op import TokenLosses, register
+from primum.fused_op import TokenLosses, is_fused, register
 from primum.guard import guarded
 from primum.monitor import Plain
 from primum.pipeline import Captured
@@ -121,6 +122,15 @@ class Fused(WeighingAtOutput):
             return losses.view(targets.shape)
         total = losses.sum()
         return total if reduction == "sum" else total / (targets != ignore_index).sum()
+
+    def _refuse_fused(self, losses: Tensor) -> None:
+        """In the explicit form: refuse losses that get their weights in the backward pass."""
+        if any(is_fused(node, self._number) for node in nodes_behind(losses, self)):
+            raise ValueError(
+                f"losses of shape {list(losses.shape)} come from reducer.linear_cross_entropy, "
+                "which applies the weights by itself in the backward pass; call .mean().backward() "
+                "on them and do not pass them to reducer(...)"
+            )
 
     def warn_if_bypassed(self, reason: str) -> None:
         """Warn, once, that the loss does not call the head; not if `reason` is empty."""

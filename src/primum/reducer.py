@@ -12,9 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from primum.capture import Listener, Pass, rows_of
+from primum.capture import Listener, Pass
 from primum.choices import Options
 from primum.compat import eager, is_sharded, parameter
+from primum.explicit import check_again, check_count, check_tensor
 from primum.fused import Fused
 from primum.guard import guarded
 from primum.positions import Features
@@ -171,33 +172,25 @@ class Reducer(Fused):
             losses: One per sample (`reduction="none"`), [B], or per token, [B, T] or [B * T]; with
                 `per="auto"` the first decide.
         """
-        if losses.dim() != 1 and str(self._per) == "sample":
-            raise ValueError(
-                f"losses must have one entry per sample, shape [B], got {list(losses.shape)}; "
-                'compute them with reduction="none", or pass per="token" to attach'
-            )
+        check_tensor(losses)
         mean = losses.mean()
         if not (self._active() and mean.requires_grad):
             return mean
         passes = Pass.behind(losses, self)
+        self._refuse_fused(losses)
         if not passes:
             listener = self._listener() if self._listener else None
             if listener is not None and listener.compiled:
                 return mean
             raise ValueError(
-                "losses do not depend on the head's output; compute them from a forward pass that "
-                "ran after attaching, with gradients enabled"
+                f"losses do not depend on the head's output ({self.head_name!r}); compute them "
+                "from a forward pass that calls it, after attaching and with gradients enabled"
             )
         first = next(iter(passes))
         if not first.weighed:
             gradients = torch.autograd.grad(mean, list(passes.values()), retain_graph=True)
             per = self._per.of_losses(losses, gradients[0])
-            for gradient in gradients:
-                if rows_of(gradient, per) != losses.numel():
-                    raise ValueError(
-                        f"the head saw {rows_of(gradient, per)} {per}s, "
-                        f"but there are {losses.numel()} losses"
-                    )
+            check_count(losses, gradients, per)
             self._check_losses(losses, list(passes.values()), per)
             features = [each.features for each in passes]
             training = all(each.training for each in passes)
@@ -213,6 +206,7 @@ class Reducer(Fused):
                 each.together |= report is not None and report.own != slice(None)
         if first.extra_weights is None:
             return mean
+        check_again(losses, first.extra_weights)
         return ((1 + first.extra_weights).to(losses.dtype) * losses.flatten()).mean()
 
     # --- what the listener calls ------------------------------------------------------------------

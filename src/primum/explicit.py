@@ -1,0 +1,52 @@
+"""Which losses the explicit form takes, `loss = reducer(losses)`, and what to do about others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from primum.capture import rows_of
+
+
+def check_tensor(losses: Any) -> None:
+    """Refuse what is no tensor of losses, such as the output of a model."""
+    if not isinstance(losses, Tensor) or not losses.is_floating_point():
+        found = losses.dtype if isinstance(losses, Tensor) else type(losses).__name__
+        raise TypeError(
+            "losses must be a tensor with the loss of each sample or token, got "
+            f'{found}; compute them with reduction="none"'
+        )
+
+
+def check_count(losses: Tensor, gradients: Sequence[Tensor], per: str) -> None:
+    """Refuse losses that are not one for each sample, or token, that the head saw.
+
+    `gradients` are those at the head's output, one for each call of the head.
+    """
+    count, seen = losses.numel(), [rows_of(each, per) for each in gradients]
+    if losses.dim() > 0 and set(seen) == {count}:
+        return
+    todo = 'compute them with reduction="none"'
+    if losses.dim() == 0:
+        todo += ", or call .backward() on this loss itself: the hook then reweights it"
+    elif len(seen) > 1 and sum(seen) == count:
+        todo = "call reducer on the losses of each call of the head, or the head once for all"
+    elif per == "sample" and count == rows_of(gradients[0], "token"):
+        todo = 'take their mean over the positions of each sample, or pass per="token" to attach'
+    calls = " and ".join(map(str, seen))
+    raise ValueError(
+        f"losses must have one entry per {per}, got shape {list(losses.shape)}: the head saw "
+        f"{calls} {per}s, but there are {count} losses; {todo}"
+    )
+
+
+def check_again(losses: Tensor, weights: Tensor) -> None:
+    """Refuse losses of a forward pass that has its weights already, if these are not theirs."""
+    if losses.numel() % len(weights):
+        raise ValueError(
+            f"losses must be those that got {len(weights)} weights before, of the same forward "
+            f"pass, got shape {list(losses.shape)}; reducer(losses) is a loss to call .backward() "
+            "on, and is not passed to reducer again"
+        )
