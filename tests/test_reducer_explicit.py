@@ -81,15 +81,21 @@ class TestExplicitForm:
         (weighted + ((1 + v) * F.cross_entropy(twin(c), d, reduction="none")).mean()).backward()
         assert_close(gradients(model), gradients(twin), 1e-12)
 
-    def test_losses_from_two_views_of_the_same_samples(self) -> None:
+    @pytest.mark.parametrize(
+        ("shape", "per"), [((24,), "sample"), ((6, 4), "token"), ((24,), "token")]
+    )
+    def test_losses_from_two_views_of_the_same_samples(
+        self, shape: tuple[int, ...], per: str
+    ) -> None:
         """R-Drop and its kin: a sample's gradient is the sum over both calls of the head."""
         model, optimizer = make()
-        reducer = primum.attach(model, optimizer)
-        (inputs, labels), (noise, _) = batch(0, 24), batch(1, 24)
+        reducer = primum.attach(model, optimizer, per=per)
+        (inputs, labels), (noise, _) = batch(0, *shape), batch(1, *shape)
 
         def losses_of(net: nn.Module) -> Tensor:
-            one = F.cross_entropy(net(inputs), labels, reduction="none")
-            return one + F.cross_entropy(net(inputs + noise), labels, reduction="none")
+            views = (net(inputs).flatten(0, -2), net(inputs + noise).flatten(0, -2))
+            one, two = (F.cross_entropy(each, labels.flatten(), reduction="none") for each in views)
+            return one + two
 
         twin, stepper = make_like(model, optimizer)
         rows = []
@@ -102,13 +108,25 @@ class TestExplicitForm:
         after = torch.cat([p.detach().flatten() for p in twin[2].parameters()])
         drift = torch.stack(rows) @ (after - before) / SGD["lr"]
 
-        reducer(losses_of(model)).backward()
+        reducer(losses_of(model).view(shape)).backward()
         report = report_of(reducer)
         torch.testing.assert_close(report.drift, drift, rtol=1e-8, atol=1e-10)
         twin, _ = make()
         ((1 + report.extra_weights) * losses_of(twin)).mean().backward()
         assert_close(gradients(model), gradients(twin), 1e-12)
         assert report.extra_weights.max() > 0.01
+
+    @pytest.mark.parametrize("per", ["sample", "token"])
+    def test_losses_from_calls_for_other_samples(self, per: str) -> None:
+        """As of a loss that is computed in chunks: which loss is of which call is not known."""
+        model, optimizer = make()
+        reducer = primum.attach(model, optimizer, per=per)
+        chunks = [batch(0, 10), batch(1, 14)]
+        losses = [F.cross_entropy(model(x), y, reduction="none") for x, y in chunks]
+        with pytest.raises(ValueError, match=f"saw (10 and 14|14 and 10) {per}s.* each call of"):
+            reducer(torch.cat(losses))
+        sum(reducer(each * len(each) / 24) for each in losses).backward()  # as the message says
+        assert report_of(reducer).applied
 
     def test_without_a_batch_dimension(self) -> None:
         model, optimizer = make()

@@ -23,10 +23,12 @@ def check_tensor(losses: Any) -> None:
 def check_count(losses: Tensor, gradients: Sequence[Tensor], per: str) -> None:
     """Refuse losses that are not one for each sample, or token, that the head saw.
 
-    `gradients` are those at the head's output, one for each call of the head.
+    Of samples that are maps, [B, H, W, d], also one for each pixel. `gradients` are those at the
+    head's output, one for each call of the head.
     """
     count, seen = losses.numel(), [rows_of(each, per) for each in gradients]
-    if losses.dim() > 0 and set(seen) == {count}:
+    pixels = {rows_of(each, "token") if each.dim() > 3 else 0 for each in gradients}
+    if losses.dim() > 0 and {count} in (set(seen), pixels):
         return
     todo = 'compute them with reduction="none"'
     if losses.dim() == 0:

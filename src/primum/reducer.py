@@ -170,7 +170,7 @@ class Reducer(Fused):
 
         Args:
             losses: One per sample (`reduction="none"`), [B], or per token, [B, T] or [B * T]; with
-                `per="auto"` the first decide.
+                `per="auto"` the first decide. Those of pixels, [B, H, W], are weighed by sample.
         """
         check_tensor(losses)
         mean = losses.mean()
@@ -207,7 +207,8 @@ class Reducer(Fused):
         if first.extra_weights is None:
             return mean
         check_again(losses, first.extra_weights)
-        return ((1 + first.extra_weights).to(losses.dtype) * losses.flatten()).mean()
+        weights = (1 + first.extra_weights).to(losses.dtype)
+        return (weights.unsqueeze(1) * losses.reshape(len(weights), -1)).mean()
 
     # --- what the listener calls ------------------------------------------------------------------
 

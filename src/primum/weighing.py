@@ -96,7 +96,7 @@ class Weighing:
                     raise Plain("another rank could not compute its weights")
                 if self._per.now != per:
                     captured = self._per.regrouped(captured, gradients, features)
-                    meeting = None if meeting is None else meeting.of_tokens()
+                    meeting = None if meeting is None else meeting.of_tokens(len(gradients))
                 weighted = self._solve(
                     gradients, features, captured, ranks, meeting, explicit=explicit
                 )
