@@ -262,6 +262,7 @@ class TestPlain:
         assert_close(found, plain_gradients(run, 0), 1e-14)
         if how in ("radius=0", "observe"):
             assert report_of(run.reducer).drift.max() > 0  # measured
+            assert run.reducer._monitor._spent > 0  # which takes time
             run.optimizer.zero_grad()
             with run.reducer.paused():
                 run.fused(*run.batch(0), chunk_size=chunk_size).backward()

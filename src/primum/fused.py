@@ -228,9 +228,8 @@ class Fused(WeighingAtOutput):
         if self._rescale.scaler is None:  # with one, such a step is skipped and expected
             self._monitor.not_finite(solution.objective)
         self._report(drift, solution)
-        if self._apply:
-            again = 2 / 3 if weighs else 0.0  # of the last pass: a plain one fills features as well
-            self._monitor.spend(seconds + again * (time.perf_counter() - began))
+        again = 2 / 3 if weighs else 0.0  # of the last pass: a plain one fills features as well
+        self._monitor.spend(seconds + again * (time.perf_counter() - began))
         if weighs:
             self._monitor.weighed(solution.objective, drift)
             given = self._per.now, getattr(self._recipe, "radius", None), sequences

@@ -107,8 +107,8 @@ class Weighing:
                     raise
                 self._fall_back(gradients[0], error)
                 return None
+        self._monitor.spend(time.perf_counter() - began)
         if weighted is not None and self._last is not None:
-            self._monitor.spend(time.perf_counter() - began)
             radius, last = getattr(self._recipe, "radius", None), self._last
             if radius != 0:
                 sequences, per = gradients[0].dim() > 2 and not self._per.mixed, self._per.now
