@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 
 # Imports never point up: a file may import those before it alone. Files on a line are one storey.
 ORDER = [
-    ["bypass", "effect", "guard", "rules", "warn", "widths"],
+    ["bypass", "effect", "fallback", "rules", "warn", "widths"],
     ["compat"],
     ["hook", "find", "ranks", "steps", "rescale", "dryrun", "refused"],
     ["monitor"],

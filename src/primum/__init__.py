@@ -17,7 +17,7 @@ The map of the package; data flows down the numbers, imports never point up:
                     blockwise.py: 2 and 3 from these)
     weighing.py     one backward pass: gradients in, weighted gradients out; all state
                     (weighing_at_output.py: measured in an earlier layer;
-                    guard.py: plain gradients after an error)
+                    fallback.py: plain gradients after an error)
     outlet.py       the hook at the output then, and the way back to that layer
     positions.py    what is weighed, samples or tokens: `per="auto"`
     monitor.py      notices training that bypasses the hook, discarded gradients, time spent

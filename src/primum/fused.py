@@ -18,8 +18,8 @@ from primum.blockwise import weigh_streamed
 from primum.capture import nodes_behind
 from primum.choices import Options
 from primum.compat import eager, executes_in_graph, parameter
+from primum.fallback import guarded
 from primum.fused_op import TokenLosses, is_fused, register
-from primum.guard import guarded
 from primum.monitor import Plain
 from primum.pipeline import Captured
 from primum.ranks import Ranks

@@ -16,8 +16,8 @@ from primum.capture import Listener, Pass
 from primum.choices import Options
 from primum.compat import eager, is_sharded, parameter
 from primum.explicit import check_again, check_count, check_tensor
+from primum.fallback import guarded
 from primum.fused import Fused
-from primum.guard import guarded
 from primum.positions import Features
 from primum.ranks import Ranks
 from primum.recipe import Recipe

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from primum.capture import Listener, Pass
 from primum.choices import Options
 from primum.compat import executes, parameter
-from primum.guard import guarded
+from primum.fallback import guarded
 from primum.monitor import Plain
 from primum.outlet import Outlet, check_rows, weigh_rows
 from primum.output_check import OutputCheck
