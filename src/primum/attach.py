@@ -133,7 +133,14 @@ def attach(
     output_name = names.get(id(place.output), "") or "the model"
     follows = radius is None and recipe == "primum"
     options = Options(
-        *(Per(per, name, radius_follows=follows), scaler, ranks, name),
+        model=model,
+        head=linear,
+        owners=owners,
+        recipe=chosen,
+        per=Per(per, name, radius_follows=follows),
+        scaler=scaler,
+        scope=ranks,
+        name=name,
         check_output=checked,
         shards=shards,
         output=place.output,
@@ -142,7 +149,7 @@ def attach(
     if place.output is not None:
         where = "primum: interference is measured in %r, and the weights go in at %r"
         logging.getLogger("primum").info(where, name, output_name)
-    reducer = Reducer(model, linear, owners, chosen, options)
+    reducer = Reducer(options)
     if place.output is None:
         reducer.warn_if_bypassed(bypassed(model, linear, name))
     return reducer

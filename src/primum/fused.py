@@ -12,7 +12,6 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from primum.blockwise import weigh_streamed
 from primum.capture import nodes_behind
@@ -23,7 +22,6 @@ from primum.fused_op import TokenLosses, is_fused, register
 from primum.monitor import Plain
 from primum.pipeline import Captured
 from primum.ranks import Ranks
-from primum.recipe import Recipe
 from primum.streamed import Gradients, Streamed, default_width, visit
 from primum.weighing_at_output import WeighingAtOutput
 
@@ -33,15 +31,8 @@ Needed = tuple[bool, bool, bool]  # gradients of features, weight, bias
 class Fused(WeighingAtOutput):
     """What a `Reducer` does for a loss that is fused with the head."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        head: nn.Linear,
-        owners: dict[str, Optimizer],
-        recipe: Recipe,
-        options: Options,
-    ) -> None:
-        super().__init__(model, head, owners, recipe, options)
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
         self._number = register(self)
 
     def linear_cross_entropy(

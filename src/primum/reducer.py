@@ -20,7 +20,6 @@ from primum.fallback import guarded
 from primum.fused import Fused
 from primum.positions import Features
 from primum.ranks import Ranks
-from primum.recipe import Recipe
 from primum.report import StepReport
 from primum.summary import summary_of
 
@@ -41,18 +40,12 @@ class Reducer(Fused):
             they do exactly: see `StepReport.exact`. Costs about as much as the head itself.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        head: nn.Linear,
-        owners: dict[str, Optimizer],
-        recipe: Recipe,
-        options: Options,
-    ) -> None:
-        super().__init__(model, head, owners, recipe, options)
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
         self.enabled, self.head_name = True, options.name
         # The head owns the listener, and that owns us: weak references upwards make no cycle.
-        self._listener = weakref.ref(Listener(head, self, carries=options.output is None))
+        listener = Listener(options.head, self, carries=options.output is None)
+        self._listener = weakref.ref(listener)
 
     # --- what a user calls ------------------------------------------------------------------------
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from primum.capture import Pass, reweight, rows_of, samples
 from primum.choices import Options
@@ -20,7 +19,6 @@ from primum.pipeline import Captured, weigh
 from primum.positions import Features
 from primum.problem import Evidence, Solution
 from primum.ranks import Meeting, Ranks, meet
-from primum.recipe import Recipe
 from primum.refused import why_lost
 from primum.report import StepReport
 from primum.rescale import Rescale, shared_weight
@@ -38,18 +36,12 @@ class Weighing:
     counted. But an error of the process group is the run's own, and raised.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        head: nn.Linear,
-        owners: dict[str, Optimizer],
-        recipe: Recipe,
-        options: Options,
-    ) -> None:
+    def __init__(self, options: Options) -> None:
+        model, head, owners = options.model, options.head, options.owners
         self._last: StepReport | None = None
         self._recent: deque[StepReport] = deque(maxlen=RECENT)
         self._head, self._model = weakref.ref(head), weakref.ref(model)
-        self._owners, self._recipe, self._scope = owners, recipe, options.scope
+        self._owners, self._recipe, self._scope = owners, options.recipe, options.scope
         self._apply, self._per, self._shards = True, options.per, options.shards
         self.measure_exact = False
         by_bias, shared = owners.get("bias") is owners["weight"], shared_weight(model, head)
@@ -59,7 +51,7 @@ class Weighing:
             after_step, weight = options.shards.after_step(after_step), options.shards.weight
         self._monitor = Monitor(model, head, options.name, optimizer, after_step, weight)
         self._backward: int | None = -1  # the backward pass of the last arrival
-        self._skips = Skips(recipe, self._rescale, self._monitor)
+        self._skips = Skips(options.recipe, self._rescale, self._monitor)
 
     def _weigh(
         self,

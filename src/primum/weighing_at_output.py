@@ -8,9 +8,8 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import GradientEdge
-from torch.optim import Optimizer
 
 from primum.capture import Listener, Pass
 from primum.choices import Options
@@ -21,7 +20,6 @@ from primum.outlet import Outlet, check_rows, weigh_rows
 from primum.output_check import OutputCheck
 from primum.positions import seen_in
 from primum.ranks import Ranks
-from primum.recipe import Recipe
 from primum.weighing import Weighing
 
 UNSEEN = (
@@ -37,15 +35,8 @@ class WeighingAtOutput(Weighing):
     enabled: bool
     _listener: weakref.ref[Listener] | None
 
-    def __init__(
-        self,
-        model: nn.Module,
-        head: nn.Linear,
-        owners: dict[str, Optimizer],
-        recipe: Recipe,
-        options: Options,
-    ) -> None:
-        super().__init__(model, head, owners, recipe, options)
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
         self._name = options.name
         self.output_name = options.output_name or options.name
         self.marked = False  # whether the head has run in eager mode, for the `OutputCheck`
@@ -58,7 +49,7 @@ class WeighingAtOutput(Weighing):
         self._output_check = None
         if options.check_output:
             warn = partial(self._monitor.warn, "output")
-            self._output_check = OutputCheck(model, marks, self.output_name, warn)
+            self._output_check = OutputCheck(options.model, marks, self.output_name, warn)
 
     def _active(self) -> bool:
         return self.enabled and self._listener is not None
