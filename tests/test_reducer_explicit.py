@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import primum
 from loops import BOTH, SGD, Widen, assert_close, batch, gradients, make, make_like, report_of
+from primum.explicit import weighted_mean
 
 
 class TestExplicitForm:
@@ -259,6 +260,13 @@ class TestExplicitForm:
         F.cross_entropy(twin(inputs), labels, reduction="none").mean().backward()
         for one, other in zip(gradients(model), gradients(twin), strict=True):
             assert torch.equal(one, other)
+
+    def test_of_a_rank_without_samples(self) -> None:
+        losses = torch.ones(0, requires_grad=True)
+        loss = weighted_mean(losses, torch.ones(0))
+        assert loss.isnan()  # as the mean of nothing
+        loss.backward()
+        assert losses.grad is not None
 
     def test_under_autocast(self) -> None:
         """The head's input is used in a cast copy there: nothing but us keeps it."""

@@ -44,11 +44,17 @@ def check_count(losses: Tensor, gradients: Sequence[Tensor], per: str) -> None:
     )
 
 
-def check_again(losses: Tensor, weights: Tensor) -> None:
-    """Refuse losses of a forward pass that has its weights already, if these are not theirs."""
-    if losses.numel() % len(weights):
+def weighted_mean(losses: Tensor, extra_weights: Tensor) -> Tensor:
+    """The mean of the losses times `1 + w`, of [B] or of the pixels of B samples.
+
+    A second call on losses of the same forward pass comes with the weights of the first.
+    """
+    rows = max(len(extra_weights), 1)  # a rank may have no samples
+    if losses.numel() % rows:
         raise ValueError(
-            f"losses must be those that got {len(weights)} weights before, of the same forward "
-            f"pass, got shape {list(losses.shape)}; reducer(losses) is a loss to call .backward() "
-            "on, and is not passed to reducer again"
+            f"losses must be those that got {rows} weights before, of the same forward pass, got "
+            f"shape {list(losses.shape)}; reducer(losses) is a loss to call .backward() on, and is "
+            "not passed to reducer again"
         )
+    weights = (1 + extra_weights).to(losses.dtype).unsqueeze(1)
+    return (weights * losses.reshape(rows, -1)).mean()

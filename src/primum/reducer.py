@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from primum.capture import Listener, Pass
 from primum.choices import Options
 from primum.compat import eager, is_sharded, parameter
-from primum.explicit import check_again, check_count, check_tensor
+from primum.explicit import check_count, check_tensor, weighted_mean
 from primum.fallback import guarded
 from primum.fused import Fused
 from primum.positions import Features
@@ -199,9 +199,7 @@ class Reducer(Fused):
                 each.together |= report is not None and report.own != slice(None)
         if first.extra_weights is None:
             return mean
-        check_again(losses, first.extra_weights)
-        weights = (1 + first.extra_weights).to(losses.dtype)
-        return (weights.unsqueeze(1) * losses.reshape(len(weights), -1)).mean()
+        return weighted_mean(losses, first.extra_weights)
 
     # --- what the listener calls ------------------------------------------------------------------
 
