@@ -1,5 +1,6 @@
 """What `attach` and `observe` take, and what they refuse in words a user can act on."""
 
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -214,6 +215,12 @@ class TestHead:
         assert report_of(new).applied == (second is primum.attach)
         old.remove()  # of no effect on the new one
         assert len(model[2]._forward_hooks) == 1
+
+    def test_observe_takes_what_attach_takes(self) -> None:
+        assert inspect.signature(primum.observe) == inspect.signature(primum.attach)
+        model, optimizer = make()
+        with pytest.raises(TypeError, match="unexpected keyword argument 'reach'"):
+            primum.observe(model, optimizer, reach=1)
 
     def test_again_with_wrong_arguments_leaves_the_first(self) -> None:
         model, optimizer = make()

@@ -204,21 +204,18 @@ class TestSamples:
         assert samples([one], "sample").shape == (2, 12, 6)
         assert samples([one, two], "sample").shape == (2, 13, 6)
         assert samples([one], "token").shape == (24, 6)
-        assert samples([one, two], "token").shape == (26, 6)
+        assert samples([one, torch.randn(24, 6)], "token").shape == (24, 2, 6)
         assert samples([torch.randn(6)], "token").shape == (1, 6)
         assert [rows_of(one, "sample"), rows_of(one, "token")] == [2, 24]
         assert [rows_of(torch.randn(6), per) for per in ("sample", "token")] == [1, 1]
 
     @pytest.mark.parametrize("per", ["sample", "token"])
     def test_reweight(self, per: str) -> None:
-        one, two = torch.randn(2, 3, 4), torch.randn(2, 5, 4)
-        weights = torch.rand(2 if per == "sample" else 16)
-        rows = [weights, weights] if per == "sample" else [weights[:6], weights[6:]]
-        for found, each, own in zip(
-            reweight([one, two], weights, per), (one, two), rows, strict=True
-        ):
-            own = own.view(2, 1, 1) if per == "sample" else own.view(2, -1, 1)
-            torch.testing.assert_close(found, each * (1 + own))
+        one, two = torch.randn(2, 3, 4), torch.randn(2, 3, 4)
+        weights = torch.rand(2 if per == "sample" else 6)
+        rows = weights.view(2, -1, 1)
+        for found, each in zip(reweight([one, two], weights, per), (one, two), strict=True):
+            torch.testing.assert_close(found, each * (1 + rows))
         (found,) = reweight([torch.ones(4)], torch.tensor([0.5]), per)
         assert torch.equal(found, torch.full((4,), 1.5))
 

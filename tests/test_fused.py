@@ -262,6 +262,7 @@ class TestPlain:
         assert_close(found, plain_gradients(run, 0), 1e-14)
         if how in ("radius=0", "observe"):
             assert report_of(run.reducer).drift.max() > 0  # measured
+            assert run.reducer._monitor._spent > 0  # which takes time
             run.optimizer.zero_grad()
             with run.reducer.paused():
                 run.fused(*run.batch(0), chunk_size=chunk_size).backward()
@@ -419,6 +420,28 @@ class TestTrouble:
             run.fused(*run.batch(number)).backward()
             run.optimizer.step()
         assert report_of(run.reducer).applied
+
+    @pytest.mark.parametrize("called", [False, True], ids=["alone", "beside the head"])
+    @pytest.mark.parametrize("reduction", ["none", "mean"])
+    def test_not_for_the_explicit_form(self, reduction: str, called: bool) -> None:
+        """It applies the weights by itself; in both, the weights would count twice."""
+        run = Run()
+        inputs, targets = run.batch(0)
+        losses = run.fused(inputs, targets, reduction=reduction)
+        passed = losses + run.called(inputs, targets, reduction="none") if called else losses
+        with pytest.raises(ValueError, match=r"come from reducer\.linear_cross_entropy, which app"):
+            run.reducer(passed)
+        losses.mean().backward()  # as the message says
+        assert report_of(run.reducer).applied
+        assert torch.equal(run.reducer(losses.detach()), losses.mean())  # nothing to weigh
+
+    def test_fused_losses_of_another_reducer_are_not_ours(self) -> None:
+        one, other = Run(), Run()
+        inputs, targets = one.batch(0)
+        losses = one.called(inputs, targets, reduction="none")
+        one.reducer(losses + other.fused(inputs, targets, reduction="none")).backward()
+        assert report_of(one.reducer).applied
+        assert report_of(other.reducer).applied
 
     def test_arguments(self) -> None:
         run = Run()

@@ -14,7 +14,7 @@ from loops import batch, report_of, stir
 from primum import Problem, Solution, solve
 from primum.gram import Dense, MatrixFree
 from primum.paper import Paper, PaperSettings
-from primum.paper.recipe import gram_matrices
+from primum.paper.literal import gram_matrices
 from primum.recipe import Primum
 
 PRECISE = Primum(max_iters=40, tolerance=0.0)

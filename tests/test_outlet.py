@@ -446,7 +446,8 @@ class TestLoops:
         check_step(model, [optimizer], reducer, losses_on(0, 24), **settings)
         assert model[4].weight.grad is not None
 
-    def test_the_layer_called_twice(self) -> None:
+    @pytest.mark.parametrize(("shape", "per"), [((24,), "sample"), ((6, 4), "token")])
+    def test_the_layer_called_twice(self, shape: tuple[int, ...], per: str) -> None:
         class Twice(nn.Module):
             def __init__(self) -> None:
                 super().__init__()
@@ -458,10 +459,10 @@ class TestLoops:
 
         torch.manual_seed(0)
         model = Twice().double()
-        optimizer, reducer = started(model)
+        optimizer, reducer = started(model, per=per, radius=0.2)
         settings: dict[str, Any] = {"head": "body.mix.lora_b", "lr": SGD["lr"], "gain_one": True}
         for number in range(3):
-            check_step(model, [optimizer], reducer, losses_on(number, 24), **settings)
+            check_step(model, [optimizer], reducer, losses_on(number, *shape), **settings)
 
 
 def two_steps(model: nn.Module, optimizer: optim.Optimizer) -> None:

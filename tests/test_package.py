@@ -5,6 +5,7 @@ import importlib.metadata
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -16,12 +17,12 @@ ROOT = Path(__file__).parent.parent
 
 # Imports never point up: a file may import those before it alone. Files on a line are one storey.
 ORDER = [
-    ["bypass", "effect", "rules", "warn", "widths"],
+    ["bypass", "effect", "fallback", "rules", "warn", "widths"],
     ["compat"],
     ["hook", "find", "ranks", "steps", "rescale", "dryrun", "refused"],
     ["monitor"],
     ["capture"],
-    ["output_check", "outlet"],
+    ["output_check", "outlet", "explicit"],
     ["update"],
     ["gram", "checks"],
     ["adapted"],
@@ -81,6 +82,11 @@ def test_public_names() -> None:
     assert len(primum.__all__) <= 10
     for name in primum.__all__:
         assert getattr(primum, name).__doc__
+
+
+def test_a_name_stands_for_one_module() -> None:
+    names = [path.stem for path in SOURCE.rglob("*.py") if path.name != "__init__.py"]
+    assert [name for name, times in Counter(names).items() if times > 1] == []
 
 
 def test_every_file_has_its_storey() -> None:

@@ -389,6 +389,33 @@ class TestExplicitForm:
         assert report_of(reducer).per == report_of(hooked).per == per
         assert radius_of(reducer) == radius_of(hooked)
 
+    @pytest.mark.parametrize("shape", [(ROWS, 3, 2), (ROWS * 6,), (ROWS,)])
+    def test_pixels_are_not_tokens(self, shape: tuple[int, ...]) -> None:
+        """[B, H, W, d]: weights for samples, as by the hook, also from the loss of each pixel."""
+        model, optimizer, reducer = attached()
+        other, stepper, hooked = attached()
+        for number in range(3):
+            for net in (model, other):
+                net.zero_grad()
+                logits = net(inputs(ROWS, 3, 2, number=number))
+                losses = F.cross_entropy(logits.flatten(0, 2), labels(ROWS * 6), reduction="none")
+                losses = losses.view(ROWS, -1).mean(1) if shape == (ROWS,) else losses.view(shape)
+                (reducer(losses) if net is model else losses.mean()).backward()
+            assert_close(gradients(model), gradients(other), 1e-12)
+            torch.testing.assert_close(
+                report_of(reducer).extra_weights, report_of(hooked).extra_weights
+            )
+            optimizer.step()
+            stepper.step()
+        assert report_of(reducer).per == report_of(hooked).per == "sample"
+        assert report_of(reducer).extra_weights.max() > 0.01
+        assert report_of(reducer).fallbacks == 0
+
+    def test_pixels_are_tokens_if_asked_for(self) -> None:
+        model, _, reducer = attached(per="token")
+        reducer(model(inputs(ROWS, 3, 2)).square().mean(-1)).backward()
+        assert len(report_of(reducer).extra_weights) == ROWS * 6
+
     def test_of_one_output_per_class_they_are_not(self) -> None:
         model, _, reducer = attached()
         losses = model(inputs(ROWS)).square()

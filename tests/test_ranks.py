@@ -54,6 +54,16 @@ class TestRanks:
         assert meet(ranks, torch.empty(3, 5, 4), True, 4) == (Meeting((3,), 5, True, 0), [4])
         assert meet(ranks, None, False, 3) == (None, [3])  # trouble here
 
+    @pytest.mark.parametrize(
+        ("calls", "positions", "counts"), [(1, 0, (18, 40)), (2, 2, (9, 20)), (6, 6, (3, 5))]
+    )
+    def test_meeting_of_tokens(self, calls: int, positions: int, counts: tuple[int, ...]) -> None:
+        """Several calls of the head for the same tokens are positions of each."""
+        lengths = (6, 8) if calls < 6 else (6, 6)
+        found = Meeting((3, 5), max(lengths), False, 1, lengths).of_tokens(calls)
+        assert found == Meeting(counts, positions, False, 1)
+        assert found.own == slice(counts[0], sum(counts))
+
     def test_scope_of_one_rank_is_alone(self) -> None:
         model, _ = make()
         assert Scope("global", None, model).ranks() is None

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 import primum
 from loops import BOTH, SGD, Widen, assert_close, batch, gradients, make, make_like, report_of
+from primum.explicit import weighted_mean
 
 
 class TestExplicitForm:
@@ -81,15 +82,21 @@ class TestExplicitForm:
         (weighted + ((1 + v) * F.cross_entropy(twin(c), d, reduction="none")).mean()).backward()
         assert_close(gradients(model), gradients(twin), 1e-12)
 
-    def test_losses_from_two_views_of_the_same_samples(self) -> None:
+    @pytest.mark.parametrize(
+        ("shape", "per"), [((24,), "sample"), ((6, 4), "token"), ((24,), "token")]
+    )
+    def test_losses_from_two_views_of_the_same_samples(
+        self, shape: tuple[int, ...], per: str
+    ) -> None:
         """R-Drop and its kin: a sample's gradient is the sum over both calls of the head."""
         model, optimizer = make()
-        reducer = primum.attach(model, optimizer)
-        (inputs, labels), (noise, _) = batch(0, 24), batch(1, 24)
+        reducer = primum.attach(model, optimizer, per=per)
+        (inputs, labels), (noise, _) = batch(0, *shape), batch(1, *shape)
 
         def losses_of(net: nn.Module) -> Tensor:
-            one = F.cross_entropy(net(inputs), labels, reduction="none")
-            return one + F.cross_entropy(net(inputs + noise), labels, reduction="none")
+            views = (net(inputs).flatten(0, -2), net(inputs + noise).flatten(0, -2))
+            one, two = (F.cross_entropy(each, labels.flatten(), reduction="none") for each in views)
+            return one + two
 
         twin, stepper = make_like(model, optimizer)
         rows = []
@@ -102,13 +109,25 @@ class TestExplicitForm:
         after = torch.cat([p.detach().flatten() for p in twin[2].parameters()])
         drift = torch.stack(rows) @ (after - before) / SGD["lr"]
 
-        reducer(losses_of(model)).backward()
+        reducer(losses_of(model).view(shape)).backward()
         report = report_of(reducer)
         torch.testing.assert_close(report.drift, drift, rtol=1e-8, atol=1e-10)
         twin, _ = make()
         ((1 + report.extra_weights) * losses_of(twin)).mean().backward()
         assert_close(gradients(model), gradients(twin), 1e-12)
         assert report.extra_weights.max() > 0.01
+
+    @pytest.mark.parametrize("per", ["sample", "token"])
+    def test_losses_from_calls_for_other_samples(self, per: str) -> None:
+        """As of a loss that is computed in chunks: which loss is of which call is not known."""
+        model, optimizer = make()
+        reducer = primum.attach(model, optimizer, per=per)
+        chunks = [batch(0, 10), batch(1, 14)]
+        losses = [F.cross_entropy(model(x), y, reduction="none") for x, y in chunks]
+        with pytest.raises(ValueError, match=f"saw (10 and 14|14 and 10) {per}s.* each call of"):
+            reducer(torch.cat(losses))
+        sum(reducer(each * len(each) / 24) for each in losses).backward()  # as the message says
+        assert report_of(reducer).applied
 
     def test_without_a_batch_dimension(self) -> None:
         model, optimizer = make()
@@ -122,21 +141,65 @@ class TestExplicitForm:
         assert report_of(reducer).extra_weights.shape == (1,)
         assert report_of(reducer).fallbacks == 0
 
-    @pytest.mark.parametrize("shape", [(), (4, 2), (1, 1)])
-    def test_needs_one_loss_per_sample(self, shape: tuple[int, ...]) -> None:
-        reducer = primum.attach(*make(), per="sample")
-        with pytest.raises(ValueError, match=r"shape \[B\], got .*reduction=\"none\""):
-            reducer(torch.ones(shape))
-
     def test_number_of_losses_must_match(self) -> None:
         model, optimizer = make()
         reducer = primum.attach(model, optimizer)
         inputs, labels = batch(0, 24)
         losses = F.cross_entropy(model(inputs), labels, reduction="none")
-        with pytest.raises(ValueError, match="the head saw 24 samples, but there are 12 losses"):
+        with pytest.raises(ValueError, match=r"got shape \[12\]: the head saw 24 samples, but"):
             reducer(losses.view(12, 2).mean(1))
         losses.mean().backward()  # the hook still does its work
         assert report_of(reducer).applied
+
+    @pytest.mark.parametrize("per", ["auto", "sample", "token"])
+    def test_a_mean_is_not_a_loss_per_sample(self, per: str) -> None:
+        model, optimizer = make()
+        reducer = primum.attach(model, optimizer, per=per)
+        inputs, labels = batch(0, 24)
+        loss = F.cross_entropy(model(inputs), labels)
+        with pytest.raises(ValueError, match=r'got shape \[\].*"none", or call .backward'):
+            reducer(loss)
+        loss.backward()
+        assert report_of(reducer).applied
+
+    @pytest.mark.parametrize("per", ["auto", "sample"])
+    def test_outputs_are_not_losses(self, per: str) -> None:
+        model, optimizer = make()
+        reducer = primum.attach(model, optimizer, per=per)
+        logits = model(batch(0, 24)[0])
+        for _ in range(2):
+            with pytest.raises(ValueError, match=r'got shape \[24, 4\].*reduction="none"'):
+                reducer(logits)
+            F.cross_entropy(logits, batch(0, 24)[1]).backward(retain_graph=True)
+
+    def test_rows_of_any_shape(self) -> None:
+        """Tokens that were flattened before the head are its samples, however the losses lie."""
+        model, optimizer = make()
+        reducer = primum.attach(model, optimizer)
+        inputs, labels = batch(0, 24)
+        for _ in range(2):  # the first decides what is weighed
+            losses = F.cross_entropy(model(inputs), labels, reduction="none").view(6, 4)
+            weighted = reducer(losses)
+            w = report_of(reducer).extra_weights.view(6, 4)
+            torch.testing.assert_close(weighted, ((1 + w) * losses).mean())
+
+    @pytest.mark.parametrize(
+        ("losses", "found"),
+        [(None, "NoneType"), ((torch.ones(3),), "tuple"), (torch.ones(3).long(), r"torch\.int64")],
+    )
+    def test_not_a_tensor_of_losses(self, losses: Any, found: str) -> None:
+        reducer = primum.attach(*make())
+        with pytest.raises(TypeError, match=f'each sample or token, got {found}; .*"none"'):
+            reducer(losses)
+
+    @pytest.mark.parametrize("per", ["sample", "token"])
+    def test_weighted_losses_are_not_weighted_again(self, per: str) -> None:
+        model, optimizer = make()
+        reducer = primum.attach(model, optimizer, per=per)
+        inputs, labels = batch(0, 24)
+        losses = F.cross_entropy(model(inputs), labels, reduction="none")
+        with pytest.raises(ValueError, match=r"got 24 weights before.*shape \[\].*not passed to"):
+            reducer(reducer(losses))
 
     def test_losses_must_come_from_the_head(self) -> None:
         model, optimizer = make()
@@ -197,6 +260,13 @@ class TestExplicitForm:
         F.cross_entropy(twin(inputs), labels, reduction="none").mean().backward()
         for one, other in zip(gradients(model), gradients(twin), strict=True):
             assert torch.equal(one, other)
+
+    def test_of_a_rank_without_samples(self) -> None:
+        losses = torch.ones(0, requires_grad=True)
+        loss = weighted_mean(losses, torch.ones(0))
+        assert loss.isnan()  # as the mean of nothing
+        loss.backward()
+        assert losses.grad is not None
 
     def test_under_autocast(self) -> None:
         """The head's input is used in a cast copy there: nothing but us keeps it."""

@@ -53,6 +53,13 @@ def test_radius_zero_and_observe_are_named() -> None:
     assert "observed, not applied" in train(3, observe=True).summary_text()
 
 
+def test_the_time_that_observing_adds() -> None:
+    reducer = train(12, observe=True)
+    each, share = reducer._monitor.time_spent()
+    assert each
+    assert f"time added: {1e3 * each:.2f} ms per step, {share:.1%}" in reducer.summary_text()
+
+
 def test_fallbacks_with_their_reasons() -> None:
     reducer = train(3)
     model = reducer.kept  # type: ignore[attr-defined]

@@ -11,12 +11,13 @@ The map of the package; data flows down the numbers, imports never point up:
     find.py         which layer is the head (widths.py: what modules take and give)
     adapted.py      which layer is measured if the head is frozen or no plain linear layer
     output_check.py does the head's output reach the model's?
-    reducer.py      what a user holds: hooks, the explicit form
+    reducer.py      what a user holds: hooks, the explicit form (explicit.py: the losses it takes)
     fused.py        the loss of a head that is never called, `reducer.linear_cross_entropy`
                     (fused_op.py: as an operation of torch; streamed.py: its gradients in blocks;
                     blockwise.py: 2 and 3 from these)
     weighing.py     one backward pass: gradients in, weighted gradients out; all state
-                    (weighing_at_output.py: measured in an earlier layer)
+                    (weighing_at_output.py: measured in an earlier layer;
+                    fallback.py: plain gradients after an error)
     outlet.py       the hook at the output then, and the way back to that layer
     positions.py    what is weighed, samples or tokens: `per="auto"`
     monitor.py      notices training that bypasses the hook, discarded gradients, time spent

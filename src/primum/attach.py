@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
-from typing import Any
+from typing import Any, ParamSpec
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -22,8 +23,10 @@ from primum.ranks import Scope
 from primum.recipe import Primum, Recipe
 from primum.reducer import Reducer
 from primum.refused import check_model, check_owner, made_late
-from primum.shards import check_rules, shards_of
+from primum.shards import Shards, check_rules, shards_of
 from primum.update import check_supported
+
+Arguments = ParamSpec("Arguments")
 
 
 def attach(
@@ -101,40 +104,75 @@ def attach(
         compile=compile,
         exact=exact,
     )
-    asked, reach = (per, radius is None and recipe == "primum"), (scope, process_group)
-    return _make(model, optimizer, head, chosen, asked, scaler, reach, apply=True)
-
-
-def observe(
-    model: nn.Module,
-    optimizer: Optimizer | Iterable[Optimizer] | Any,
-    *,
-    head: nn.Linear | str | None = None,
-    radius: float | None = None,
-    max_extra_weight: float = 2.0,
-    max_iters: int = 12,
-    tolerance: float = 0.005,
-    compile: bool = False,
-    exact: bool = False,
-    recipe: Recipe | str = "primum",
-    per: str = "auto",
-    scaler: Any = None,
-    scope: str = "auto",
-    process_group: Any = None,
-) -> Reducer:
-    """Measure interference and leave the gradients alone, bit for bit. Arguments as `attach`."""
-    chosen = _recipe(
-        recipe,
-        radius=radius,
-        per=per,
-        max_extra_weight=max_extra_weight,
-        max_iters=max_iters,
-        tolerance=tolerance,
-        compile=compile,
-        exact=exact,
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
+    check_model(model)
+    scaler = grad_scaler(scaler)
+    optimizers = list(optimizers_in(optimizer))
+    place = find_place(model, head, optimizers)
+    linear, names = place.head, {id(each): name for name, each in model.named_modules()}
+    name = names.get(id(linear), "") or "head"
+    shards = shards_of(model, linear, name)
+    if shards is not None and place.output is not None:
+        raise ValueError(
+            f"{name} is sharded by fully_shard and does not make the model's output; adapters and "
+            "inner layers are not supported under fully_shard: use DistributedDataParallel"
+        )
+    if not linear.weight.requires_grad and any(is_sharded(p) for p in model.parameters()):
+        raise ValueError(
+            f"{name}.weight is frozen, and adapters are not supported under fully_shard: use "
+            "DistributedDataParallel"
+        )
+    check_head(model, linear, name, split=shards is not None)
+    owners = _owners(optimizers, linear, name, shards)
+    ranks = Scope(scope, process_group, model, None if shards is None else shards.ranks)
+    detach(linear)  # attaching again replaces what was there
+    if place.output is not None:
+        _remove_from(place.output, Outlet)
+    checked = head is None and model not in (linear, place.output)
+    output_name = names.get(id(place.output), "") or "the model"
+    follows = radius is None and recipe == "primum"
+    options = Options(
+        model=model,
+        head=linear,
+        owners=owners,
+        recipe=chosen,
+        per=Per(per, name, radius_follows=follows),
+        scaler=scaler,
+        scope=ranks,
+        name=name,
+        check_output=checked,
+        shards=shards,
+        output=place.output,
+        output_name=output_name if place.output is not None else "",
     )
-    asked, reach = (per, radius is None and recipe == "primum"), (scope, process_group)
-    return _make(model, optimizer, head, chosen, asked, scaler, reach, apply=False)
+    if place.output is not None:
+        where = "primum: interference is measured in %r, and the weights go in at %r"
+        logging.getLogger("primum").info(where, name, output_name)
+    reducer = Reducer(options)
+    if place.output is None:
+        reducer.warn_if_bypassed(bypassed(model, linear, name))
+    return reducer
+
+
+def _signed_as(
+    other: Callable[Arguments, Reducer],
+) -> Callable[[Callable[..., Reducer]], Callable[Arguments, Reducer]]:
+    """A decorator that gives a function the signature of another."""
+
+    def sign(function: Callable[..., Reducer]) -> Callable[Arguments, Reducer]:
+        vars(function)["__signature__"] = inspect.signature(other)
+        return function
+
+    return sign
+
+
+@_signed_as(attach)
+def observe(*args: Any, **settings: Any) -> Reducer:
+    """Measure interference and leave the gradients alone, bit for bit. Arguments as `attach`."""
+    reducer = attach(*args, **settings)
+    reducer._apply = False
+    return reducer
 
 
 def detach(model: nn.Module) -> None:
@@ -182,37 +220,10 @@ def _at_default(settings: Mapping[str, Any], where: str) -> None:
             raise ValueError(f"{name}={value!r} has no effect here; set it in {where}")
 
 
-def _make(
-    model: nn.Module,
-    optimizer: Optimizer | Iterable[Optimizer] | Any,
-    head: nn.Linear | str | None,
-    recipe: Recipe,
-    asked: tuple[str, bool],
-    scaler: Any,
-    reach: tuple[str, Any],
-    *,
-    apply: bool,
-) -> Reducer:
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
-    check_model(model)
-    scaler = grad_scaler(scaler)
-    optimizers = list(optimizers_in(optimizer))
-    place = find_place(model, head, optimizers)
-    linear, names = place.head, {id(each): name for name, each in model.named_modules()}
-    name = names.get(id(linear), "") or "head"
-    shards = shards_of(model, linear, name)
-    if shards is not None and place.output is not None:
-        raise ValueError(
-            f"{name} is sharded by fully_shard and does not make the model's output; adapters and "
-            "inner layers are not supported under fully_shard: use DistributedDataParallel"
-        )
-    if not linear.weight.requires_grad and any(is_sharded(p) for p in model.parameters()):
-        raise ValueError(
-            f"{name}.weight is frozen, and adapters are not supported under fully_shard: use "
-            "DistributedDataParallel"
-        )
-    check_head(model, linear, name, split=shards is not None)
+def _owners(
+    optimizers: list[Optimizer], linear: nn.Linear, name: str, shards: Shards | None
+) -> dict[str, Optimizer]:
+    """The optimizers of the head's "weight" and, if one holds it, "bias"; refuses unfit ones."""
     weight_owner = owner_of(optimizers, linear.weight)
     if weight_owner is None:
         raise ValueError(
@@ -230,23 +241,4 @@ def _make(
             check_rules(owner)
         check_supported(owner, getattr(linear, part), f"{name}.{part}")
         check_order(owner, getattr(linear, part))
-    scope = Scope(*reach, model, None if shards is None else shards.ranks)
-    detach(linear)  # attaching again replaces what was there
-    if place.output is not None:
-        _remove_from(place.output, Outlet)
-    checked = head is None and model not in (linear, place.output)
-    output_name = names.get(id(place.output), "") or "the model"
-    options = Options(
-        *(apply, Per(asked[0], name, radius_follows=asked[1]), scaler, scope, name),
-        check_output=checked,
-        shards=shards,
-        output=place.output,
-        output_name=output_name if place.output is not None else "",
-    )
-    if place.output is not None:
-        where = "primum: interference is measured in %r, and the weights go in at %r"
-        logging.getLogger("primum").info(where, name, output_name)
-    reducer = Reducer(model, linear, owners, recipe, options)
-    if place.output is None:
-        reducer.warn_if_bypassed(bypassed(model, linear, name))
-    return reducer
+    return owners

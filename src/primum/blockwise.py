@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +16,8 @@ from torch.optim import Optimizer
 from primum.gram import Gain, Gram, MatrixFree, choose
 from primum.monitor import Plain
 from primum.pipeline import Captured, approximates, maximises, predict_total, trained_parts
-from primum.problem import Approximation, Solution
-from primum.recipe import Recipe
+from primum.problem import Solution
+from primum.recipe import Recipe, approximated
 from primum.rules import Scalar, columns
 from primum.sketch import WIDTH, Factors, random_signs
 from primum.streamed import FEW, Gradients, Streamed, visit
@@ -67,10 +66,8 @@ def weigh_streamed(
     gram = made.folded() if approximate else made.exact(positions)
     solution = recipe(gram, drift, size, made.lr)
     if approximate:
-        reach, product = size * getattr(recipe, "radius", torch.inf), None
-        if captured.measure:
-            product = made.exact(1).times(solution.extra_weights)
-        solution = replace(solution, approximation=Approximation(reach, product))
+        product = made.exact(1).times if captured.measure else None
+        solution = approximated(solution, size, recipe, product)
     return drift, solution, made.seconds + time.perf_counter() - began
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -91,19 +91,27 @@ class Pass:
         The search ends with `most` of them, if given.
         """
         found: dict[Pass, GradientEdge] = {}
-        seen: set[Node | None] = {None}
-        waiting = deque([start.grad_fn if isinstance(start, Tensor) else start])
-        while waiting and len(found) != most:
-            node = waiting.popleft()
-            if node is None or node in seen:
-                continue
-            seen.add(node)
+        for node in nodes_behind(start, key):
             made = Pass.of(node, key)
             if made is not None:
                 found[made] = GradientEdge(node, made._output_nr)
-            else:
-                waiting.extend(below for below, _ in node.next_functions)
+            if len(found) == most:
+                break
         return found
+
+
+def nodes_behind(start: Tensor | Node, key: object) -> Iterator[Node]:
+    """The nodes that losses depend on, the nearest first, and none behind a call of the head."""
+    seen: set[Node | None] = {None}
+    waiting = deque([start.grad_fn if isinstance(start, Tensor) else start])
+    while waiting:
+        node = waiting.popleft()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        yield node
+        if Pass.of(node, key) is None:
+            waiting.extend(below for below, _ in node.next_functions)
 
 
 def mark(node: Node, key: object) -> None:
@@ -133,13 +141,12 @@ def _accumulator(node: Node, weight: Tensor) -> Node | None:
 def samples(tensors: Sequence[Tensor], per: str) -> Tensor:
     """[d] -> [1, d]; [B, d] and [B, T, d] as they are; [B, H, W, d] -> [B, H * W, d].
 
-    Per token, every row of every call is a sample of its own: [B, T, d] -> [B * T, d]. Per sample,
-    several calls of the head for the same samples count as positions of one: [B, positions, d].
+    Per token, every row is a sample of its own: [B, T, d] -> [B * T, d]. Several calls of the head
+    for the same samples, or tokens, count as positions of one: [B, positions, d].
     """
     tensors = [each.unsqueeze(0) if each.dim() == 1 else each for each in tensors]
     if per == "token":
         tensors = [each.flatten(0, -2) for each in tensors]
-        return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
     tensors = [each.flatten(1, -2) if each.dim() > 3 else each for each in tensors]
     if len(tensors) == 1:
         return tensors[0]
@@ -154,7 +161,7 @@ def rows_of(gradient: Tensor, per: str) -> int:
 
 
 def reweight(gradients: Sequence[Tensor], extra_weights: Tensor, per: str) -> list[Tensor]:
-    """Each gradient times `1 + w`, row by row: every call of the same samples, or its own rows.
+    """Each gradient times `1 + w`, row by row, for every call of the head for the same samples.
 
     Half precision is multiplied in the precision of the weights and rounded once: `1 + w` in
     bfloat16 would lose an extra weight of 0.003.
@@ -162,14 +169,11 @@ def reweight(gradients: Sequence[Tensor], extra_weights: Tensor, per: str) -> li
     first = gradients[0]
     if len(gradients) == 1 and first.dim() == 2 and first.dtype == extra_weights.dtype:
         return [first * (extra_weights + 1).unsqueeze(1)]  # the usual case, in few operations
-    counts = [rows_of(each, per) for each in gradients]
-    shared = per == "sample" or len(gradients) == 1
-    rows = [extra_weights] * len(gradients) if shared else torch.split(extra_weights, counts)
     weighted = []
-    for each, own in zip(gradients, rows, strict=True):
+    for each in gradients:
         leading = each.shape[:-1] if per == "token" else each.shape[:1]
         shape = (*leading, *(1,) * (each.dim() - len(leading))) if each.dim() > 1 else (1,)
-        weights = (own + 1).view(shape)
+        weights = (extra_weights + 1).view(shape)
         if each.dtype == weights.dtype:
             weighted.append(each * weights)
         elif each.requires_grad and torch.is_grad_enabled():  # `out=` has no gradient

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
+from torch.optim import Optimizer
 
 from primum.positions import Per
 from primum.ranks import Scope
+from primum.recipe import Recipe
 from primum.shards import Shards
 
 
@@ -17,7 +19,10 @@ class Options:
     """How a head is weighed.
 
     Attributes:
-        apply: Whether the weights go into the gradients; not under `observe`.
+        model: As passed to `attach`.
+        head: The layer that is measured.
+        owners: The optimizers of its "weight" and, if one holds it, "bias".
+        recipe: From a step's Gram operator and drift to extra weights.
         per: What gets a weight of its own.
         scaler: The loop's GradScaler, or None.
         scope: The ranks that solve together.
@@ -28,7 +33,10 @@ class Options:
         output_name: Its name.
     """
 
-    apply: bool
+    model: nn.Module
+    head: nn.Linear
+    owners: dict[str, Optimizer]
+    recipe: Recipe
     per: Per
     scaler: Any
     scope: Scope

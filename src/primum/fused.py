@@ -12,16 +12,16 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from primum.blockwise import weigh_streamed
+from primum.capture import nodes_behind
 from primum.choices import Options
 from primum.compat import eager, executes_in_graph, parameter
-from primum.fused_op import TokenLosses, register
+from primum.fallback import guarded
+from primum.fused_op import TokenLosses, is_fused, register
 from primum.monitor import Plain
 from primum.pipeline import Captured
 from primum.ranks import Ranks
-from primum.recipe import Recipe
 from primum.streamed import Gradients, Streamed, default_width, visit
 from primum.weighing_at_output import WeighingAtOutput
 
@@ -31,15 +31,8 @@ Needed = tuple[bool, bool, bool]  # gradients of features, weight, bias
 class Fused(WeighingAtOutput):
     """What a `Reducer` does for a loss that is fused with the head."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        head: nn.Linear,
-        owners: dict[str, Optimizer],
-        recipe: Recipe,
-        options: Options,
-    ) -> None:
-        super().__init__(model, head, owners, recipe, options)
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
         self._number = register(self)
 
     def linear_cross_entropy(
@@ -121,6 +114,15 @@ class Fused(WeighingAtOutput):
         total = losses.sum()
         return total if reduction == "sum" else total / (targets != ignore_index).sum()
 
+    def _refuse_fused(self, losses: Tensor) -> None:
+        """In the explicit form: refuse losses that get their weights in the backward pass."""
+        if any(is_fused(node, self._number) for node in nodes_behind(losses, self)):
+            raise ValueError(
+                f"losses of shape {list(losses.shape)} come from reducer.linear_cross_entropy, "
+                "which applies the weights by itself in the backward pass; call .mean().backward() "
+                "on them and do not pass them to reducer(...)"
+            )
+
     def warn_if_bypassed(self, reason: str) -> None:
         """Warn, once, that the loss does not call the head; not if `reason` is empty."""
         if reason:
@@ -137,16 +139,9 @@ class Fused(WeighingAtOutput):
         """The gradients of a backward pass, weighted; None leaves them plain."""
         # Has the shape of the gradient at the head's output, and no memory.
         like = source.features.new_empty(()).expand(*leading, len(source.weight))
-        try:
-            return self._on_fused(source, like, training, together, needed)
-        except Warning:
-            raise  # turned into an error by the user's own filter
-        except Exception as error:
-            if self._scope.broken:
-                raise
-            self._fall_back(like, error)
-            return None
+        return self._on_fused(source, like, training, together, needed)
 
+    @guarded
     def _on_fused(
         self, source: Streamed, like: Tensor, training: bool, together: bool, needed: Needed
     ) -> Gradients | None:
@@ -224,9 +219,8 @@ class Fused(WeighingAtOutput):
         if self._rescale.scaler is None:  # with one, such a step is skipped and expected
             self._monitor.not_finite(solution.objective)
         self._report(drift, solution)
-        if self._apply:
-            again = 2 / 3 if weighs else 0.0  # of the last pass: a plain one fills features as well
-            self._monitor.spend(seconds + again * (time.perf_counter() - began))
+        again = 2 / 3 if weighs else 0.0  # of the last pass: a plain one fills features as well
+        self._monitor.spend(seconds + again * (time.perf_counter() - began))
         if weighs:
             self._monitor.weighed(solution.objective, drift)
             given = self._per.now, getattr(self._recipe, "radius", None), sequences

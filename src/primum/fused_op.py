@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import Node
 
 from primum.compat import no_autocast
 from primum.streamed import Gradients, Streamed, visit
@@ -39,6 +40,12 @@ def register(owner: Owner) -> int:
     number = next(_NUMBERS)
     _OWNERS[number] = owner
     return number
+
+
+def is_fused(node: Node, number: int) -> bool:
+    """Whether a node of the graph makes the losses of `TokenLosses` for this owner."""
+    own = node.name() == f"{TokenLosses.__name__}Backward"
+    return own and number == getattr(node, "number", None)
 
 
 def losses_of(
@@ -155,6 +162,7 @@ class TokenLosses(torch.autograd.Function):
         losses: Tensor
         losses, normaliser = token_losses(features, weight, bias, targets, *settings)
         ctx.save_for_backward(normaliser, features, weight, bias, targets)
+        ctx.number = number
         ctx.others = (*settings, leading, number, training, together)
         return losses
 

@@ -126,7 +126,7 @@ class Monitor:
             )
 
     def spend(self, seconds: float) -> None:
-        """Note how long weighing a pass took."""
+        """Note how long weighing, or observing, a pass took."""
         self._spent += seconds
 
     def weighed(self, objective: Tensor, drift: Tensor) -> None:

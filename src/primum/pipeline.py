@@ -10,7 +10,8 @@ arguments over several ranks.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 import torch
@@ -18,8 +19,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from primum.gram import Dense, Gram, MatrixFree, choose, operations, output_blocks, per_sample
-from primum.problem import Approximation, Solution
-from primum.recipe import Recipe
+from primum.problem import Solution
+from primum.recipe import Recipe, approximated
 from primum.rules import Scalar
 from primum.sketch import Tokens, exact_product, sketch, slices, worthwhile
 from primum.update import Update, accumulated, group_of, predict_head, sliceable, uniform
@@ -79,11 +80,8 @@ def weigh(
         return drift, recipe(gram, drift, size, lr)
     tokens = _tokens(head, owners, captured)
     gram, drift, size, lr = sketch(tokens, metric=recipe.metric, products=recipe.products)
-    solution = recipe(gram, drift, size, lr)
-    weights = solution.extra_weights
-    product = exact_product(tokens, weights) if captured.measure else None
-    reach = size * getattr(recipe, "radius", torch.inf)
-    return drift, replace(solution, approximation=Approximation(reach, product))
+    product = partial(exact_product, tokens) if captured.measure else None
+    return drift, approximated(recipe(gram, drift, size, lr), size, recipe, product)
 
 
 def approximates(owners: Mapping[str, Optimizer], captured: Captured, recipe: Recipe) -> bool:

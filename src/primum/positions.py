@@ -65,11 +65,14 @@ class Per:
         return self.now if self.settled else "auto"
 
     def of_losses(self, losses: Tensor, gradient: Tensor) -> str:
-        """What the losses of the explicit form are of, by their shape, if that is still open."""
+        """What the losses of the explicit form are of, by their shape, if that is still open.
+
+        As without it: positions of [B, T, d] may be tokens, and pixels are not.
+        """
         if self.settled:
             return self.now
         by_sample = losses.dim() == 1 and len(losses) == rows_of(gradient, "sample")
-        return "sample" if by_sample or gradient.dim() < 3 else "token"
+        return "sample" if by_sample or gradient.dim() != 3 else "token"
 
     def look(self, gradients: Sequence[Tensor], given: str | None = None) -> None:
         """Make this rank's vote, from the gradients at the head's output or as `given`.

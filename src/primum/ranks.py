@@ -246,10 +246,11 @@ class Meeting:
         first = sum(self.counts[: self.rank])
         return slice(first, first + self.counts[self.rank])
 
-    def of_tokens(self) -> Meeting:
-        """The same, if every position is a sample of its own."""
+    def of_tokens(self, calls: int) -> Meeting:
+        """The same, if every position of each call of the head is a sample of its own."""
         pairs = zip(self.counts, self.lengths, strict=True)
-        return replace(self, counts=tuple(rows * max(each, 1) for rows, each in pairs), positions=0)
+        counts = tuple(rows * max(each // calls, 1) for rows, each in pairs)
+        return replace(self, counts=counts, positions=calls if calls > 1 else 0)
 
 
 def meet(

@@ -5,44 +5,23 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial, wraps
-from typing import Any, TypeVar, cast
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from primum.capture import Listener, Pass, rows_of
+from primum.capture import Listener, Pass
 from primum.choices import Options
 from primum.compat import eager, is_sharded, parameter
+from primum.explicit import check_count, check_tensor, weighted_mean
+from primum.fallback import guarded
 from primum.fused import Fused
 from primum.positions import Features
 from primum.ranks import Ranks
-from primum.recipe import Recipe
 from primum.report import StepReport
 from primum.summary import summary_of
-
-Method = TypeVar("Method", bound=Callable[..., Any])
-
-
-def _guarded(method: Method) -> Method:
-    """A method that torch calls in a user's pass: an error of ours there means plain gradients."""
-
-    @wraps(method)
-    def call(self: Reducer, *args: Any) -> Any:
-        try:
-            return method(self, *args)
-        except Warning:
-            raise  # turned into an error by the user's own filter
-        except Exception as error:
-            if self._scope.broken:
-                raise
-            self._monitor.passes += 1  # it came by here
-            gradients = [each for each in args if isinstance(each, Tensor)]
-            self._fall_back(gradients[-1], error)
-            return None
-
-    return cast(Method, call)
 
 
 class Reducer(Fused):
@@ -61,18 +40,12 @@ class Reducer(Fused):
             they do exactly: see `StepReport.exact`. Costs about as much as the head itself.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        head: nn.Linear,
-        owners: dict[str, Optimizer],
-        recipe: Recipe,
-        options: Options,
-    ) -> None:
-        super().__init__(model, head, owners, recipe, options)
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
         self.enabled, self.head_name = True, options.name
         # The head owns the listener, and that owns us: weak references upwards make no cycle.
-        self._listener = weakref.ref(Listener(head, self, carries=options.output is None))
+        listener = Listener(options.head, self, carries=options.output is None)
+        self._listener = weakref.ref(listener)
 
     # --- what a user calls ------------------------------------------------------------------------
 
@@ -190,35 +163,27 @@ class Reducer(Fused):
 
         Args:
             losses: One per sample (`reduction="none"`), [B], or per token, [B, T] or [B * T]; with
-                `per="auto"` the first decide.
+                `per="auto"` the first decide. Those of pixels, [B, H, W], are weighed by sample.
         """
-        if losses.dim() != 1 and str(self._per) == "sample":
-            raise ValueError(
-                f"losses must have one entry per sample, shape [B], got {list(losses.shape)}; "
-                'compute them with reduction="none", or pass per="token" to attach'
-            )
+        check_tensor(losses)
         mean = losses.mean()
         if not (self._active() and mean.requires_grad):
             return mean
         passes = Pass.behind(losses, self)
+        self._refuse_fused(losses)
         if not passes:
             listener = self._listener() if self._listener else None
             if listener is not None and listener.compiled:
                 return mean
             raise ValueError(
-                "losses do not depend on the head's output; compute them from a forward pass that "
-                "ran after attaching, with gradients enabled"
+                f"losses do not depend on the head's output ({self.head_name!r}); compute them "
+                "from a forward pass that calls it, after attaching and with gradients enabled"
             )
         first = next(iter(passes))
         if not first.weighed:
             gradients = torch.autograd.grad(mean, list(passes.values()), retain_graph=True)
             per = self._per.of_losses(losses, gradients[0])
-            for gradient in gradients:
-                if rows_of(gradient, per) != losses.numel():
-                    raise ValueError(
-                        f"the head saw {rows_of(gradient, per)} {per}s, "
-                        f"but there are {losses.numel()} losses"
-                    )
+            check_count(losses, gradients, per)
             self._check_losses(losses, list(passes.values()), per)
             features = [each.features for each in passes]
             training = all(each.training for each in passes)
@@ -234,11 +199,11 @@ class Reducer(Fused):
                 each.together |= report is not None and report.own != slice(None)
         if first.extra_weights is None:
             return mean
-        return ((1 + first.extra_weights).to(losses.dtype) * losses.flatten()).mean()
+        return weighted_mean(losses, first.extra_weights)
 
     # --- what the listener calls ------------------------------------------------------------------
 
-    @_guarded
+    @guarded
     def on_forward(self, head: nn.Module, features: Tensor, output: Tensor) -> None:
         """The head ran: register for the gradient of its output."""
         own = self._head()
@@ -262,7 +227,7 @@ class Reducer(Fused):
         output.register_hook(hook)  # type: ignore[no-untyped-call]
 
     @eager
-    @_guarded
+    @guarded
     def _on_gradient(self, made: Pass, gradient: Tensor) -> Tensor | None:
         """The gradient arrived: hand on the weighted one. None leaves it as it is."""
         head = self._head()
@@ -284,7 +249,7 @@ class Reducer(Fused):
         made.release()
         return weighted
 
-    @_guarded
+    @guarded
     def on_compiled(self, gradient: Tensor, features: Features, training: bool) -> Tensor | None:
         """The same in a compiled graph, which hands over the head's input itself."""
         return self._on_arrival(gradient, features, training, self._ranks(eager=False))

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from primum.capture import Pass, reweight, rows_of, samples
 from primum.choices import Options
@@ -20,7 +19,6 @@ from primum.pipeline import Captured, weigh
 from primum.positions import Features
 from primum.problem import Evidence, Solution
 from primum.ranks import Meeting, Ranks, meet
-from primum.recipe import Recipe
 from primum.refused import why_lost
 from primum.report import StepReport
 from primum.rescale import Rescale, shared_weight
@@ -38,19 +36,13 @@ class Weighing:
     counted. But an error of the process group is the run's own, and raised.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        head: nn.Linear,
-        owners: dict[str, Optimizer],
-        recipe: Recipe,
-        options: Options,
-    ) -> None:
+    def __init__(self, options: Options) -> None:
+        model, head, owners = options.model, options.head, options.owners
         self._last: StepReport | None = None
         self._recent: deque[StepReport] = deque(maxlen=RECENT)
         self._head, self._model = weakref.ref(head), weakref.ref(model)
-        self._owners, self._recipe, self._scope = owners, recipe, options.scope
-        self._apply, self._per, self._shards = options.apply, options.per, options.shards
+        self._owners, self._recipe, self._scope = owners, options.recipe, options.scope
+        self._apply, self._per, self._shards = True, options.per, options.shards
         self.measure_exact = False
         by_bias, shared = owners.get("bias") is owners["weight"], shared_weight(model, head)
         self._rescale = Rescale(options.scaler, by_bias=by_bias, shared=shared)
@@ -59,7 +51,7 @@ class Weighing:
             after_step, weight = options.shards.after_step(after_step), options.shards.weight
         self._monitor = Monitor(model, head, options.name, optimizer, after_step, weight)
         self._backward: int | None = -1  # the backward pass of the last arrival
-        self._skips = Skips(recipe, self._rescale, self._monitor)
+        self._skips = Skips(options.recipe, self._rescale, self._monitor)
 
     def _weigh(
         self,
@@ -96,7 +88,7 @@ class Weighing:
                     raise Plain("another rank could not compute its weights")
                 if self._per.now != per:
                     captured = self._per.regrouped(captured, gradients, features)
-                    meeting = None if meeting is None else meeting.of_tokens()
+                    meeting = None if meeting is None else meeting.of_tokens(len(gradients))
                 weighted = self._solve(
                     gradients, features, captured, ranks, meeting, explicit=explicit
                 )
@@ -107,8 +99,8 @@ class Weighing:
                     raise
                 self._fall_back(gradients[0], error)
                 return None
+        self._monitor.spend(time.perf_counter() - began)
         if weighted is not None and self._last is not None:
-            self._monitor.spend(time.perf_counter() - began)
             radius, last = getattr(self._recipe, "radius", None), self._last
             if radius != 0:
                 sequences, per = gradients[0].dim() > 2 and not self._per.mixed, self._per.now

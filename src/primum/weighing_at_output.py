@@ -8,19 +8,18 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.graph import GradientEdge
-from torch.optim import Optimizer
 
 from primum.capture import Listener, Pass
 from primum.choices import Options
 from primum.compat import executes, parameter
+from primum.fallback import guarded
 from primum.monitor import Plain
 from primum.outlet import Outlet, check_rows, weigh_rows
 from primum.output_check import OutputCheck
 from primum.positions import seen_in
 from primum.ranks import Ranks
-from primum.recipe import Recipe
 from primum.weighing import Weighing
 
 UNSEEN = (
@@ -36,15 +35,8 @@ class WeighingAtOutput(Weighing):
     enabled: bool
     _listener: weakref.ref[Listener] | None
 
-    def __init__(
-        self,
-        model: nn.Module,
-        head: nn.Linear,
-        owners: dict[str, Optimizer],
-        recipe: Recipe,
-        options: Options,
-    ) -> None:
-        super().__init__(model, head, owners, recipe, options)
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
         self._name = options.name
         self.output_name = options.output_name or options.name
         self.marked = False  # whether the head has run in eager mode, for the `OutputCheck`
@@ -57,7 +49,7 @@ class WeighingAtOutput(Weighing):
         self._output_check = None
         if options.check_output:
             warn = partial(self._monitor.warn, "output")
-            self._output_check = OutputCheck(model, marks, self.output_name, warn)
+            self._output_check = OutputCheck(options.model, marks, self.output_name, warn)
 
     def _active(self) -> bool:
         return self.enabled and self._listener is not None
@@ -84,17 +76,9 @@ class WeighingAtOutput(Weighing):
             return None
         # For bookkeeping: of the size that a gradient at the layer's output has, without memory.
         like = weight.detach()[:, 0].expand(len(gradient), -1)
-        try:
-            return self._at_output(outlet, gradient, output, ranks, weight, like)
-        except Warning:
-            raise  # turned into an error by the user's own filter
-        except Exception as error:
-            if self._scope.broken:
-                raise
-            self._monitor.passes += 1  # it came by here
-            self._fall_back(like, error)
-            return None
+        return self._at_output(outlet, gradient, output, ranks, weight, like)
 
+    @guarded
     def _at_output(
         self,
         outlet: Outlet,

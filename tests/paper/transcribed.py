@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from primum.gram import MatrixFree
-from primum.paper.recipe import PaperSettings
+from primum.paper.literal import PaperSettings
 from primum.update import Update
 
 

@@ -1,6 +1,6 @@
 """The paper, literally: one small file per algorithm.
 
-    recipe.py          the whole recipe with its settings: Eq. 10 and Eq. 14
+    literal.py         the whole recipe with its settings: Eq. 10 and Eq. 14
     guards.py          Alg. 2 (spikes) and Alg. 4 (conditioning)
     spectrum.py        Alg. 3 (Lanczos)
     projection.py      Alg. 5
@@ -12,6 +12,6 @@
 `docs/paper.md` maps every equation to its function and its test, and lists the errata.
 """
 
-from primum.paper.recipe import Paper, PaperSettings
+from primum.paper.literal import Paper, PaperSettings
 
 __all__ = ["Paper", "PaperSettings"]

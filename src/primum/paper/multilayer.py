@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.optim import Optimizer
 
 from primum.compat import batch_norm
-from primum.paper.recipe import Paper, PaperSettings
+from primum.paper.literal import Paper, PaperSettings
 from primum.problem import Solution
 from primum.update import check_supported, group_of, predict, shares
 

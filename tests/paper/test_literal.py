@@ -16,8 +16,7 @@ from paper.explicit import per_sample_gradients
 from paper.test_chambolle_pock import NoSync
 from paper.transcribed import PaperByHand
 from primum.gram import MatrixFree
-from primum.paper import Paper, PaperSettings
-from primum.paper import recipe as recipe_module
+from primum.paper import Paper, PaperSettings, literal
 from primum.paper.low_rank import gram_matrices
 from primum.update import Update
 
@@ -161,11 +160,11 @@ def test_the_report_is_on_the_problem_before_the_guards():
 
 def test_the_spectral_norm_is_reused(captured, monkeypatch):
     """One spectrum for SGD, two for AdamW, and the first one's largest value goes to the solver."""
-    sizes, norms, solver = [], [], recipe_module.chambolle_pock
+    sizes, norms, solver = [], [], literal.chambolle_pock
     eigvalsh = torch.linalg.eigvalsh
     monkeypatch.setattr(torch.linalg, "eigvalsh", lambda m: sizes.append(len(m)) or eigvalsh(m))
     monkeypatch.setattr(
-        recipe_module, "chambolle_pock", lambda p, n, **k: norms.append((p, n)) or solver(p, n, **k)
+        literal, "chambolle_pock", lambda p, n, **k: norms.append((p, n)) or solver(p, n, **k)
     )
     for optimizer, expected in (("SGD", [32]), ("AdamW", [32, 32])):
         sizes.clear()

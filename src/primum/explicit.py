@@ -1,0 +1,60 @@
+"""Which losses the explicit form takes, `loss = reducer(losses)`, and what to do about others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from primum.capture import rows_of
+
+
+def check_tensor(losses: Any) -> None:
+    """Refuse what is no tensor of losses, such as the output of a model."""
+    if not isinstance(losses, Tensor) or not losses.is_floating_point():
+        found = losses.dtype if isinstance(losses, Tensor) else type(losses).__name__
+        raise TypeError(
+            "losses must be a tensor with the loss of each sample or token, got "
+            f'{found}; compute them with reduction="none"'
+        )
+
+
+def check_count(losses: Tensor, gradients: Sequence[Tensor], per: str) -> None:
+    """Refuse losses that are not one for each sample, or token, that the head saw.
+
+    Of samples that are maps, [B, H, W, d], also one for each pixel. `gradients` are those at the
+    head's output, one for each call of the head.
+    """
+    count, seen = losses.numel(), [rows_of(each, per) for each in gradients]
+    pixels = {rows_of(each, "token") if each.dim() > 3 else 0 for each in gradients}
+    if losses.dim() > 0 and {count} in (set(seen), pixels):
+        return
+    todo = 'compute them with reduction="none"'
+    if losses.dim() == 0:
+        todo += ", or call .backward() on this loss itself: the hook then reweights it"
+    elif len(seen) > 1 and sum(seen) == count:
+        todo = "call reducer on the losses of each call of the head, or the head once for all"
+    elif per == "sample" and count == rows_of(gradients[0], "token"):
+        todo = 'take their mean over the positions of each sample, or pass per="token" to attach'
+    calls = " and ".join(map(str, seen))
+    raise ValueError(
+        f"losses must have one entry per {per}, got shape {list(losses.shape)}: the head saw "
+        f"{calls} {per}s, but there are {count} losses; {todo}"
+    )
+
+
+def weighted_mean(losses: Tensor, extra_weights: Tensor) -> Tensor:
+    """The mean of the losses times `1 + w`, of [B] or of the pixels of B samples.
+
+    A second call on losses of the same forward pass comes with the weights of the first.
+    """
+    rows = max(len(extra_weights), 1)  # a rank may have no samples
+    if losses.numel() % rows:
+        raise ValueError(
+            f"losses must be those that got {rows} weights before, of the same forward pass, got "
+            f"shape {list(losses.shape)}; reducer(losses) is a loss to call .backward() on, and is "
+            "not passed to reducer again"
+        )
+    weights = (1 + extra_weights).to(losses.dtype).unsqueeze(1)
+    return (weights * losses.reshape(rows, -1)).mean()

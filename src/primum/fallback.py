@@ -1,0 +1,34 @@
+"""Errors of ours in a user's pass: plain gradients, counted and warned about once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar, cast
+
+from torch import Tensor
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def guarded(method: Method) -> Method:
+    """A method of a `Reducer` that returns None, for plain gradients, after an error of ours.
+
+    The last tensor among its arguments has the shape of the gradient at the head's output. An error
+    of the process group is the run's own and is raised.
+    """
+
+    @wraps(method)
+    def call(self: Any, *args: Any) -> Any:
+        try:
+            return method(self, *args)
+        except Warning:
+            raise  # turned into an error by the user's own filter
+        except Exception as error:
+            if self._scope.broken:
+                raise
+            self._monitor.passes += 1  # it came by here
+            self._fall_back([each for each in args if isinstance(each, Tensor)][-1], error)
+            return None
+
+    return cast(Method, call)
