@@ -34,9 +34,9 @@ def filled(text: str, results: Results) -> str:
         there = name not in STUDIES or results.runs[name]
         made = ALL[name](results) if there else NOT_RUN
         if there and name in PLOTS:
-            made += f"\n\n![{PLOTS[name]}](images/results-{name}.png)"
+            made = f"![{PLOTS[name]}](images/results-{name}.png)\n\n{made}"
         if there and name in LANGUAGE_PLOTS:
-            made += f"\n\n![{LANGUAGE_PLOTS[name]}](images/{name}.png)"
+            made = f"![{LANGUAGE_PLOTS[name]}](images/{name}.png)\n\n{made}"
         return f"{match[1]}\n{made}\n\n{match[3]}"
 
     return MARK.sub(fill, text)
