@@ -74,6 +74,7 @@ def test_the_command_smoke(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     printed = capsys.readouterr().out
     assert "| base |" in printed
     assert "until=0.5" in printed
+    assert "runs that reach" in printed
     folder = tmp_path / "smoke"
     assert str(tmp_path) not in (folder / "speedrun.md").read_text()
     assert (folder / "speedrun.png").stat().st_size > 5000

@@ -25,6 +25,11 @@ NOTE = (
     "budget. time x: time per step relative to base."
 )
 
+TARGET = (
+    "Steps and seconds of training, in the longest schedule, to the lowest test accuracy that a "
+    "run of base ends with: one view of each image, evaluated after every epoch."
+)
+
 
 class Budgets:
     """Runs of a speedrun by epochs. Settings that have no run of base are left out."""

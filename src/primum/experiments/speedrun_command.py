@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from primum.experiments.budgets import NOTE, Budgets
+from primum.experiments.budgets import NOTE, TARGET, Budgets
 from primum.experiments.commands import place_of, progress_of, write_summary
 from primum.experiments.errors import UserError
 from primum.experiments.files import write_text
@@ -36,8 +36,9 @@ def speedrun(arguments: argparse.Namespace) -> int:
         return 0
     budgets = Budgets(records)
     about = NOTES[arguments.scale]
-    page = f"# Speedrun on CIFAR-10\n\n{about}\n\n{budgets.table()}\n\n{NOTE}\n"
-    print(f"\n{budgets.table()}\n\n{about} {NOTE}")
+    tables = f"{budgets.table()}\n\n{NOTE}\n\n{budgets.to_target()}\n\n{TARGET}"
+    page = f"# Speedrun on CIFAR-10\n\n{about}\n\n{tables}\n"
+    print(f"\n{about}\n\n{tables}")
     write_text(folder / "speedrun.md", f"{page}\n```sh\n{arguments.command}\n```\n")
     budgets.plot().savefig(folder / "speedrun.png", dpi=130, facecolor="white")
     write_summary(group_runs(records), records, folder, arguments.command, "Speedrun on CIFAR-10")
