@@ -58,7 +58,7 @@ def test_table_and_plot(budgets: Budgets) -> None:
     assert cells["slow"][-1] == "2.00 |"
     figure = budgets.plot()
     labels = figure.axes[0].get_legend_handles_labels()[1]
-    assert sorted(labels) == ["ahead", "slow"]
+    assert labels == ["ahead"]  # the other lacks a seed
 
 
 def test_settings_without_base_are_left_out() -> None:

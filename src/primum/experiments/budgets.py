@@ -113,9 +113,13 @@ class Budgets:
 
     @styled
     def plot(self, names: Mapping[str, str] | None = None) -> Figure:
-        """Points above base by budget, with intervals where there are several seeds."""
+        """Points above base by budget, with intervals; arms that still lack seeds are left out."""
         figure, axes = canvas()
-        tests = self.tests()
+        tests = {
+            (arm, epochs): test
+            for (arm, epochs), test in self.tests().items()
+            if test.interval.count == len(self.groups[epochs].arms["base"])
+        }
         shown = [arm for arm in self.arms[1:] if any(key[0] == arm for key in tests)]
         for number, (arm, look) in enumerate(looks(shown).items()):
             known = {epochs: test.interval for (own, epochs), test in tests.items() if own == arm}
