@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from primum.experiments.speedrun import MAIN, TUNING_SEED
+from primum.experiments.store import Store
 from primum.experiments.tuned import SETTINGS, rate_runs, tuned_runs
 
 
@@ -17,6 +20,23 @@ def test_every_arm_uses_a_rate_that_base_was_tuned_over() -> None:
     compared = tuned_runs()
     assert TUNING_SEED not in {run.seed for run in compared}
     assert {run.key for run in runs}.isdisjoint(run.key for run in compared)
+
+
+def test_the_rate_that_is_used_is_the_best_of_the_committed_runs() -> None:
+    found = Store(Path(__file__).parents[2] / "results")
+    complete = 0
+    for setting in SETTINGS:
+        by_rate = {}
+        for run in rate_runs():
+            same = (run.model, run.data, run.optimizer)
+            if same == (setting.run.model, setting.run.data, setting.run.optimizer):
+                record = found.find(run)
+                if record is not None:
+                    by_rate[run.rate] = record.final["test_accuracy"] or 0.0
+        if len(by_rate) == len(setting.rates):
+            complete += 1
+            assert max(by_rate, key=by_rate.__getitem__) == setting.run.rate
+    assert complete >= 2
 
 
 def test_stopped_anywhere_arms_have_about_as_many_seeds() -> None:
