@@ -5,8 +5,6 @@ from __future__ import annotations
 import copy
 import io
 import math
-import re
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -233,8 +231,3 @@ def capture(
     generator = torch.Generator().manual_seed(seed)
     batches = data.batches(batch, steps, generator)
     yield from record(model, optimizer_of(kind, model, batch), batches, steps, at)
-
-
-def without_folders(argv: Sequence[str] | None) -> list[str]:
-    """A command line to publish: paths by their last part."""
-    return [re.sub(r"[^=]*/", "", text) for text in (sys.argv[1:] if argv is None else argv)]

@@ -1,4 +1,4 @@
-"""What the benchmarks share: turns, ratios, the record of the machine, tables, files."""
+"""What the benchmarks share: turns, ratios, options, and the report with the machine's record."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import argparse
 import json
 import os
 import platform
+import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
@@ -18,8 +19,11 @@ import torch
 
 import primum
 from primum.experiments.files import write_text
+from primum.experiments.runs import processor
+from primum.experiments.text_tables import markdown_table, text_table
 
 RESULTS = Path(__file__).resolve().parent / "results"
+Table = tuple[Sequence[str], Sequence[Sequence[str]]]  # head, rows
 
 
 def take_turns(
@@ -84,29 +88,21 @@ def use_threads(count: int) -> Iterator[None]:
 
 def environment(script: str, argv: Sequence[str] | None) -> dict[str, Any]:
     """Where and how a result was obtained; written into every result file."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    words = list(sys.argv[1:] if argv is None else argv)
+    words = [re.sub(r"[^=]*/", "", word) for word in words]  # paths by their last part
     return {
-        "command": " ".join(["python", f"benchmarks/{script}", *arguments]),
+        "command": " ".join(["python", f"benchmarks/{script}", *words]),
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "primum": primum.__version__,
         "torch": torch.__version__,
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
-        "cpu": _cpu_name(),
+        "cpu": processor(),
         "cpus": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "clock": "process time" if torch.get_num_threads() == 1 else "wall time",
         "load_at_start": _load(),
     }
-
-
-def without_folders(argv: Sequence[str] | None) -> list[str]:
-    """The words of the command line, with DIR for every folder."""
-    words = list(sys.argv[1:] if argv is None else argv)
-    for option in ("--data-dir", "--cache-dir", "--out"):
-        if option in words:
-            words[words.index(option) + 1] = "DIR"
-    return words
 
 
 def describe(record: dict[str, Any]) -> str:
@@ -121,17 +117,93 @@ def describe(record: dict[str, Any]) -> str:
 
 
 def finish(record: dict[str, Any], seconds: float) -> None:
-    record["load_at_end"] = _load()
-    record["seconds"] = round(seconds, 1)
+    """Add the time taken."""
+    record |= {"load_at_end": _load(), "seconds": round(seconds, 1)}
 
 
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or "unknown"
+class Report:
+    """What a benchmark found, with the machine and the time since this was made.
+
+    Args:
+        script: The benchmark's file name.
+        argv: Its command line; None for that of the process.
+        out: The JSON file; the Markdown file goes beside it.
+        more: For the record of the machine.
+
+    Attributes:
+        record: Command, date, versions, machine; after `save`, the time taken.
+    """
+
+    def __init__(self, script: str, argv: Sequence[str] | None, out: Path, **more: Any) -> None:
+        self.out = out
+        self.record = environment(script, argv) | more
+        self._begin = perf_counter()
+        self._parts: tuple[Table | Sequence[str] | str, ...] = ()
+
+    @property
+    def seconds(self) -> float:
+        """Since the report was made."""
+        return perf_counter() - self._begin
+
+    def save(
+        self,
+        content: Mapping[str, Any],
+        *parts: Table | Sequence[str] | str,
+        pictures: Sequence[Path] = (),
+    ) -> None:
+        """Write what there is so far: `content` as JSON, the parts as Markdown.
+
+        Parts are tables, lists of lines and paragraphs; the pictures come below them.
+        """
+        finish(self.record, self.seconds)
+        write_json(self.out, {"environment": self.record, **content})
+        self._parts = parts
+        page = [_markdown(part) for part in parts]
+        page += [f"![{path.stem}]({path.name}.svg)" for path in pictures]
+        page.append(f"`{self.record['command']}`: {describe(self.record)}.")
+        write_text(self.out.with_suffix(".md"), "\n\n".join(page) + "\n")
+
+    def show(self) -> None:
+        """Print what was saved last, and where."""
+        shown = [_text(part) for part in self._parts]
+        print(*shown, describe(self.record), sep="\n\n")
+        print(f"Written: {os.path.relpath(self.out)} and its .md")
+
+
+def _markdown(part: Table | Sequence[str] | str) -> str:
+    if isinstance(part, str):
+        return part
+    return markdown_table(*part) if _is_table(part) else "\n".join(f"- {line}" for line in part)
+
+
+def _text(part: Table | Sequence[str] | str) -> str:
+    if isinstance(part, str):
+        return part
+    return as_text(*part) if _is_table(part) else "\n".join(part)
+
+
+def as_text(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table for a terminal."""
+    return text_table([head, *rows], left=None, rule=True)
+
+
+def _is_table(part: Table | Sequence[str]) -> bool:
+    return bool(part) and not isinstance(part[0], str)
+
+
+def parse_quick(
+    parser: argparse.ArgumentParser,
+    argv: Sequence[str] | None,
+    full: Mapping[str, Any],
+    quick: Mapping[str, Any],
+) -> argparse.Namespace:
+    """Options of a command line; those not given are of `quick` with --quick, else of `full`."""
+    parser.set_defaults(**full)
+    options = parser.parse_args(argv)
+    if options.quick:
+        parser.set_defaults(**quick)
+        options = parser.parse_args(argv)
+    return options
 
 
 def _load() -> float | None:
@@ -147,30 +219,6 @@ def positive(text: str) -> int:
     if not (text.isdigit() and int(text)):
         raise argparse.ArgumentTypeError(f"must be a whole number above 0, got {text!r}")
     return int(text)
-
-
-def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Aligned columns: words to the left, numbers to the right."""
-    table = [list(header), *(list(row) for row in rows)]
-    widths = [max(len(row[i]) for row in table) for i in range(len(header))]
-    left = [not rows or not _is_number(rows[0][i]) for i in range(len(header))]
-    lines = [
-        "  ".join(
-            cell.ljust(width) if to_left else cell.rjust(width)
-            for cell, width, to_left in zip(row, widths, left, strict=True)
-        ).rstrip()
-        for row in table
-    ]
-    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
-
-
-def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    rule = ["---:" if rows and _is_number(rows[0][i]) else "---" for i in range(len(header))]
-    return "\n".join("| " + " | ".join(row) + " |" for row in [header, rule, *rows])
-
-
-def _is_number(cell: str) -> bool:
-    return cell.lstrip("+->").replace(".", "", 1).replace("x", "", 1).isdigit()
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

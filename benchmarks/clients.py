@@ -34,11 +34,11 @@ from _clients import Run, Script, said
 from _clients_page import PAGE, columns, filled, row_cells
 from _common import (
     RESULTS,
+    as_text,
     describe,
     environment,
     finish,
     positive,
-    text_table,
     use_threads,
     write_json,
     write_text,
@@ -165,7 +165,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         record = environment("clients.py", argv)
         rows = measure(scripts, options)
     finish(record, perf_counter() - begin)
-    print(text_table(columns(), [row_cells(row) for row in rows]), end="\n\n")
+    print(as_text(columns(), [row_cells(row) for row in rows]), end="\n\n")
     print(describe(record))
     content = {"environment": record, "rows": rows, "again": []}
     if options.note:

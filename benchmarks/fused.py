@@ -20,27 +20,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 from unittest import mock
 
 import torch
 import torch.nn.functional as F
-from _capture import without_folders
 from _common import (
     RESULTS,
+    Report,
     clock_for,
-    describe,
-    environment,
-    finish,
-    markdown_table,
     median,
     positive,
     take_turns,
-    text_table,
     use_threads,
-    write_json,
-    write_text,
 )
 from overhead import peak_memory
 from torch import Tensor, nn
@@ -183,23 +175,17 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=120.0, help="for the times of a size")
     parser.add_argument("--out", type=Path, default=RESULTS / "fused.json")
     args = parser.parse_args(argv)
-    begin = perf_counter()
     results = []
     with use_threads(1):
-        about = environment("fused.py", without_folders(argv))
+        report = Report("fused.py", argv, args.out)
         for words in args.words:
             for tokens in args.tokens:
                 arms = measure(tokens, args.width, words, args)
                 results.append(
                     {"words": words, "width": args.width, "tokens": tokens, "arms": arms}
                 )
-    finish(about, perf_counter() - begin)
-    rows = table(results)
-    print(text_table(HEADER, rows))
-    print("\n" + describe(about))
-    write_json(args.out, {"environment": about, "results": results})
-    page = f"{markdown_table(HEADER, rows)}\n\n`{about['command']}`: {describe(about)}\n"
-    write_text(args.out.with_suffix(".md"), page)
+    report.save({"results": results}, (HEADER, table(results)))
+    report.show()
     return 0
 
 

@@ -24,15 +24,14 @@ from _capture import (
     group_norm_cnn,
     optimizer_of,
     record,
-    without_folders,
 )
 from _common import (
     RESULTS,
+    as_text,
     describe,
     environment,
     finish,
     markdown_table,
-    text_table,
     write_json,
 )
 from torch import nn
@@ -103,7 +102,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=RESULTS / "gain_rank.json")
     args = parser.parse_args(argv)
-    about, begin = environment("gain_rank.py", without_folders(argv)), perf_counter()
+    about, begin = environment("gain_rank.py", argv), perf_counter()
     if args.data_dir is None:
         sets = [(digits(), 64, "cnn"), (digits(), 64, "transformer")]
     else:
@@ -122,7 +121,7 @@ def main(argv: list[str] | None = None) -> int:
         rows += run
         print("\n" + ", ".join(name.values()) + ": error in %; neg: least over largest eigenvalue")
         table = [[str(row["step"]), *(f"{100 * row[c]:.2f}" for c in SHOWN)] for row in run]
-        print(text_table(["step", *SHOWN], table), flush=True)
+        print(as_text(["step", *SHOWN], table), flush=True)
     finish(about, perf_counter() - begin)
     write_json(args.out, {"environment": about, "results": rows})
     print("\n" + page_table(rows) + "\n\n" + describe(about))

@@ -25,31 +25,24 @@ its classes need (`--gains random` instead draws them at random, which real gain
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import torch
-from _capture import digits, optimizer_of, record, without_folders
+from _capture import digits, optimizer_of, record
 from _common import (
     RESULTS,
+    Report,
     clock_for,
-    describe,
-    environment,
-    finish,
-    markdown_table,
     median,
+    parse_quick,
     positive,
     take_turns,
-    text_table,
     use_threads,
-    write_json,
-    write_text,
 )
 from overhead import peak_memory
 from torch import Tensor, nn
@@ -419,12 +412,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--threads", type=positive, default=1, help="of torch (default: 1)")
     add("--out", type=Path, default=RESULTS / "gram.json", help="JSON; the .md goes beside it")
     add("--quick", action="store_true", help="sizes whose explicit form takes under 100 MB")
-    options = made.parse_args(argv)
-    quick = {"seconds": 0.5, "gain_steps": 20}
-    for name, value in (quick if options.quick else {"seconds": 4.0, "gain_steps": 1000}).items():
-        if getattr(options, name) is None:
-            setattr(options, name, value)
-    return options
+    full, quick = {"seconds": 4.0, "gain_steps": 1000}, {"seconds": 0.5, "gain_steps": 20}
+    return parse_quick(made, argv, full, quick)
 
 
 def cases_of(options: argparse.Namespace) -> list[Case]:
@@ -440,9 +429,9 @@ def cases_of(options: argparse.Namespace) -> list[Case]:
 def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
     cases = cases_of(options)
-    begin, rows = perf_counter(), []
+    rows = []
     with use_threads(options.threads):
-        kept = environment("gram.py", without_folders(argv))
+        report = Report("gram.py", argv, options.out)
         measure(Case("adamw", 8, 4, 8), options.cap, 0.1, 3)  # the first use of anything is slow
         bar = tqdm(cases, desc="sizes", unit="size", file=sys.stderr, dynamic_ncols=True)
         for case in bar:
@@ -451,17 +440,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             rows.append(row | {"in_paper": case in PAPER})
         heads = dict.fromkeys((c.inputs, c.outputs) for c in cases if c.optimizer == "adamw")
         gains = gain_rows(list(heads), options)
-    finish(kept, perf_counter() - begin)
     lines = notes(rows, gains)
-    content = {"environment": kept, "cap_gib": options.cap, "notes": lines}
-    write_json(options.out, content | {"sizes": rows, "gains": options.gains, "errors": gains})
+    content = {"cap_gib": options.cap, "notes": lines}
     tables = [(HEADER, [cells(row) for row in rows])]
     tables += [(GAIN_HEADER, [gain_cells(row) for row in gains])] if gains else []
-    report = [markdown_table(*table) for table in tables]
-    report += ["\n".join(f"- {line}" for line in lines), f"{describe(kept)}."]
-    write_text(options.out.with_suffix(".md"), "\n\n".join(report) + "\n")
-    print("\n\n".join(text_table(*table) for table in tables), *lines, sep="\n\n")
-    print(f"\n{describe(kept)}\nWritten: {os.path.relpath(options.out)} and its .md")
+    content |= {"sizes": rows, "gains": options.gains, "errors": gains}
+    report.save(content, *tables, lines)
+    report.show()
     return 0
 
 

@@ -18,12 +18,10 @@ from __future__ import annotations
 
 import argparse
 import copy
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -31,15 +29,10 @@ import torch.nn.functional as F
 from _capture import Data, digits, group_norm_cnn, optimizer_of
 from _common import (
     RESULTS,
-    describe,
-    environment,
-    finish,
-    markdown_table,
+    Report,
     median,
-    text_table,
+    parse_quick,
     use_threads,
-    write_json,
-    write_text,
 )
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
@@ -353,19 +346,15 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     made.add_argument("--quick", action="store_true", help="one seed, few steps: seconds")
     made.add_argument("--out", type=Path, default=RESULTS / "loops.json", help="JSON; .md beside")
-    options = made.parse_args(argv)
-    for name, value in (QUICK if options.quick else FULL).items():
-        setattr(options, name, value)
-    return options
+    return parse_quick(made, argv, FULL, QUICK)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
-    begin = perf_counter()
     accumulated: list[dict[str, Any]] = []
     clipped: list[dict[str, Any]] = []
     with use_threads(1):
-        record = environment("loops.py", argv)
+        report = Report("loops.py", argv, options.out)
         bar = tqdm(total=2 + 2 * len(CLIPPING), desc="cases", unit="case", dynamic_ncols=True)
         for kind in OPTIMIZERS:
             accumulated += accumulation(kind, options)
@@ -374,28 +363,19 @@ def main(argv: Sequence[str] | None = None) -> int:
                 clipped.append(clipping(kind, name, options))
                 bar.update()
         bar.close()
-    finish(record, perf_counter() - begin)
-    tables = [
-        (ACCUMULATED, [accumulated_cells(row) for row in accumulated]),
-        (CLIPPED, [clipped_cells(row) for row in clipped]),
-    ]
     setting = (
         f"Group-norm CNN on digits; seeds: {options.seeds}; {options.steps} steps each, every "
         f"{options.every}th looked at; batch {options.batches[0]} for accumulation, "
         f"{options.batches[1]} for clipping."
     )
-    lines = [*verdicts(clipped), setting]
-    for header, cells in tables:
-        print(text_table(header, cells), end="\n\n")
-    print(*lines, describe(record), sep="\n")
-    content = {"environment": record, "setting": setting, "verdicts": verdicts(clipped)}
-    write_json(options.out, content | {"accumulation": accumulated, "clipping": clipped})
-    pages = [markdown_table(header, cells) for header, cells in tables]
-    notes = "\n".join(f"- {line}" for line in lines)
-    write_text(
-        options.out.with_suffix(".md"), "\n\n".join([*pages, notes, describe(record)]) + ".\n"
+    said = verdicts(clipped)
+    report.save(
+        {"setting": setting, "verdicts": said, "accumulation": accumulated, "clipping": clipped},
+        (ACCUMULATED, [accumulated_cells(row) for row in accumulated]),
+        (CLIPPED, [clipped_cells(row) for row in clipped]),
+        [*said, setting],
     )
-    print(f"Written: {os.path.relpath(options.out)} and its .md")
+    report.show()
     return 0
 
 

@@ -365,7 +365,6 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     with use_threads(1):
         about, begin = environment("lora.py", argv), perf_counter()
-        about["command"] = about["command"].replace(str(args.text), args.text.name)
         about |= {"peft": peft.__version__, "transformers": transformers.__version__}
         about |= {"pretraining": args.pretraining, "steps": args.steps}
         base = pretrained(Text(args.text.read_text()), args.pretraining)

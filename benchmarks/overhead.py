@@ -39,19 +39,14 @@ from unittest import mock
 import torch
 from _common import (
     RESULTS,
+    Report,
     clock_for,
-    describe,
-    environment,
-    finish,
-    markdown_table,
     median,
+    parse_quick,
     positive,
     ratio_of_medians,
     take_turns,
-    text_table,
     use_threads,
-    write_json,
-    write_text,
 )
 from _rivals import HEADER as RIVALS_HEADER
 from _rivals import Rivals, measure_rivals, verdict
@@ -423,30 +418,28 @@ def run(
         keep(results, [*skipped, *cases[index + 1 :]])
 
 
-def write(
-    path: Path,
-    record: dict[str, Any],
+def save(
+    report: Report,
     rivals: Sequence[Rivals],
     results: Sequence[Result],
     missing: Sequence[Case],
 ) -> None:
-    """JSON at `path`, the table as Markdown beside it."""
+    """Results so far: a run that is stopped leaves what it has."""
     derived = [
         asdict(r) | {"added_ms": r.added_ms, "added_peak_bytes": r.added_bytes} for r in results
     ]
+    said = [verdict(rivals), *verdicts(results)]
+    if missing:
+        said.append(f"{len(missing)} cases are missing: out of time (--seconds), or stopped.")
     content = {
-        "environment": record,
         "goal": {"ratio": GOAL, "backbone": "real", "batch": GOAL_BATCH},
-        "verdicts": [verdict(rivals), *verdicts(results)],
+        "verdicts": said,
         "recipes": [each.as_dict() for each in rivals],
         "results": derived,
         "missing": [asdict(case) for case in missing],
     }
-    write_json(path, content)
-    table = markdown_table(HEADER, [r.cells() for r in results])
-    first = markdown_table(RIVALS_HEADER, [r.cells() for r in rivals])
-    notes = "\n".join(f"- {line}" for line in [verdict(rivals), *verdicts(results)])
-    write_text(path.with_suffix(".md"), f"{first}\n\n{table}\n\n{notes}\n\n{describe(record)}.\n")
+    tables = (RIVALS_HEADER, [r.cells() for r in rivals]), (HEADER, [r.cells() for r in results])
+    report.save(content, *tables, said)
 
 
 def parse_head(text: str) -> tuple[int, int]:
@@ -472,12 +465,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--threads", type=positive, default=1, help="threads of torch (default: 1)")
     add("--out", type=Path, default=RESULTS / "overhead.json", help="JSON; the .md goes beside it")
     add("--quick", action="store_true", help="fewer cases and steps, one minute")
-    made.set_defaults(**FULL)
-    options = made.parse_args(argv)
-    if options.quick:
-        made.set_defaults(**QUICK)
-        options = made.parse_args(argv)
-    return options
+    return parse_quick(made, argv, FULL, QUICK)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -487,31 +475,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         Case(backbone, optimizer, head[0], head[1], batch)
         for backbone, batch, head, optimizer in grid
     ]
-    begin = perf_counter()
-    results: list[Result] = []
-    missing = cases
-
-    def keep(done: list[Result], left: list[Case]) -> None:
-        """On disk after every case: a run that is stopped leaves what it has."""
-        nonlocal results, missing
-        results, missing = done, left
-        finish(record, perf_counter() - begin)
-        write(options.out, record, rivals, results, missing)
-
     with use_threads(options.threads):
-        record = environment("overhead.py", argv)
+        report = Report("overhead.py", argv, options.out)
         measure(replace(cases[0], backbone="tiny"), 0, 2)  # the first use of anything is slow
         rivals = measure_rivals(options.seconds / 4, options.repeats)
-        print(text_table(RIVALS_HEADER, [r.cells() for r in rivals]), end="\n\n")
-        print(verdict(rivals), end="\n\n")
-        run(cases, options.seconds, options.repeats, keep)
-    print(text_table(HEADER, [r.cells() for r in results]), end="\n\n")
-    for line in verdicts(results):
-        print(line)
-    if missing:
-        print(f"{len(missing)} cases were skipped: out of time (--seconds {options.seconds:g}).")
-    print(describe(record))
-    print(f"Written: {os.path.relpath(options.out)} and its .md")
+        run(cases, options.seconds, options.repeats, partial(save, report, rivals))
+    report.show()
     return 0
 
 

@@ -17,21 +17,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from time import perf_counter
 from typing import Any
 
 import torch
 from _common import (
     RESULTS,
-    describe,
-    environment,
-    finish,
-    markdown_table,
-    text_table,
+    Report,
     use_threads,
-    without_folders,
-    write_json,
-    write_text,
 )
 from torch import Tensor
 
@@ -115,23 +107,19 @@ def main(argv: Sequence[str] | None = None) -> int:
             steps=10,
         )  # fmt: skip
     with use_threads(1):
-        record = environment("parts.py", without_folders(argv))
-        started = perf_counter()
+        report = Report("parts.py", argv, arguments.out)
         data = load_data(settings.data_settings(arguments.data_dir, arguments.cache_dir))
         found = {}
         for arm, name in ARMS.items():
             found[name] = measure(replace(settings, arm=Arm.parse(arm)), data)
             print(f"{name}: cosine {found[name]['cosine']:+.2f}", flush=True)
-    finish(record, perf_counter() - started)
     rows = [
         [name, f"{each['head']:.2f}", f"{each['backbone']:.2f}", f"{each['cosine']:+.2f}",
          f"{each['harm']:.3f}", f"{each['loss']:.2f}"]
         for name, each in found.items()
     ]  # fmt: skip
-    print(f"\n{text_table(HEAD, rows)}\n\n{NOTE}")
-    write_json(arguments.out, {"environment": record, "parts": found})
-    page = f"{markdown_table(HEAD, rows)}\n\n{NOTE}\n\n{describe(record)}\n"
-    write_text(arguments.out.with_suffix(".md"), page)
+    report.save({"parts": found}, (HEAD, rows), NOTE)
+    report.show()
     return 0
 
 

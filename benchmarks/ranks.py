@@ -22,28 +22,22 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 from _common import (
     RESULTS,
-    describe,
-    environment,
-    finish,
-    markdown_table,
+    Report,
     median,
+    parse_quick,
     positive,
     ratio_of_medians,
-    text_table,
     use_threads,
-    write_json,
     write_text,
 )
 from _scale import WAYS, Case, auto, chosen, memory, sent
@@ -66,6 +60,10 @@ QUICK: dict[str, Any] = {
     "seconds": 0.2,
     "repeats": 3,
 }
+SETTING = (
+    "Processes of one thread each share the cores: with more processes than cores, computing "
+    "takes longer than it would with a core for each."
+)
 HEADER = [
     "optimizer",
     "head",
@@ -223,12 +221,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--out", type=Path, default=RESULTS / "ranks.json", help="JSON; the .md goes beside it")
     add("--quick", action="store_true", help="one small case over 1 and 2 processes")
     add("--tables", type=Path, metavar="PAGE", help="measure nothing: write the tables into PAGE")
-    made.set_defaults(**FULL)
-    options = made.parse_args(argv)
-    if options.quick:
-        made.set_defaults(**QUICK)
-        options = made.parse_args(argv)
-    return options
+    return parse_quick(made, argv, FULL, QUICK)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -237,7 +230,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         content = json.loads(options.out.read_text())
         write_text(options.tables, update(options.tables, tables(content)))
         return 0
-    begin = perf_counter()
     cases = [
         {"inputs": inputs, "outputs": outputs, "batch": batch, "optimizer": optimizer}
         for inputs, outputs, batch in options.sizes
@@ -245,31 +237,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     ]
     rows: list[dict[str, Any]] = []
     with use_threads(1):
-        record = environment("ranks.py", argv) | {"clock": "wall time"}
+        report = Report("ranks.py", argv, options.out, clock="wall time")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         settings = {"cases": cases, "seconds": options.seconds, "repeats": options.repeats}
         (folder / "settings.json").write_text(json.dumps(settings))
         for ranks in options.processes:
             rows += [row for result in launch(ranks, folder) for row in rows_of(result)]
-            finish(record, perf_counter() - begin)
-            write(options.out, record, rows)
-    print(text_table(HEADER, [cells(row) for row in rows]), end="\n\n")
-    print(*verdicts(rows), describe(record), sep="\n")
-    print(f"Written: {os.path.relpath(options.out)} and its .md")
+            report.save(
+                {"verdicts": verdicts(rows), "results": rows},
+                (HEADER, [cells(row) for row in rows]),
+                [*verdicts(rows), SETTING],
+            )
+    report.show()
     return 0
-
-
-def write(path: Path, record: dict[str, Any], rows: Sequence[dict[str, Any]]) -> None:
-    """JSON at `path`, the table as Markdown beside it. After every number of processes."""
-    write_json(path, {"environment": record, "verdicts": verdicts(rows), "results": list(rows)})
-    table = markdown_table(HEADER, [cells(row) for row in rows])
-    notes = "\n".join(f"- {line}" for line in verdicts(rows))
-    setting = (
-        "Processes of one thread each share the cores: with more processes than cores, computing "
-        "takes longer than it would with a core for each."
-    )
-    write_text(path.with_suffix(".md"), f"{table}\n\n{notes}\n- {setting}\n\n{describe(record)}.\n")
 
 
 if __name__ == "__main__":

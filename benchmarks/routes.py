@@ -12,7 +12,6 @@ run; its time is then that lower bound.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -24,18 +23,13 @@ from typing import Any
 import torch
 from _common import (
     RESULTS,
+    Report,
     clock_for,
-    describe,
-    environment,
-    finish,
-    markdown_table,
     median,
+    parse_quick,
     positive,
     take_turns,
-    text_table,
     use_threads,
-    write_json,
-    write_text,
 )
 from tqdm import tqdm
 
@@ -296,12 +290,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--threads", type=positive, default=1, help="threads of torch (default: 1)")
     add("--out", type=Path, default=RESULTS / "routes.json", help="JSON; the .md goes beside it")
     add("--quick", action="store_true", help="fewer sizes, half a minute")
-    made.set_defaults(**FULL)
-    options = made.parse_args(argv)
-    if options.quick:
-        made.set_defaults(**QUICK)
-        options = made.parse_args(argv)
-    return options
+    return parse_quick(made, argv, FULL, QUICK)
 
 
 def sizes(options: argparse.Namespace) -> list[Case]:
@@ -328,26 +317,20 @@ def sizes(options: argparse.Namespace) -> list[Case]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
-    begin = perf_counter()
     results = []
     with use_threads(options.threads):
-        record = environment("routes.py", argv)
-        rate = record["peak_flops_per_second"] = peak_flops()
+        report = Report("routes.py", argv, options.out)
+        rate = report.record["peak_flops_per_second"] = peak_flops()
         cases = sizes(options)
         bar = tqdm(cases, desc="sizes", unit="size", file=sys.stderr, dynamic_ncols=True)
         for index, case in enumerate(bar):
-            left = max(0.0, options.seconds - (perf_counter() - begin))
+            left = max(0.0, options.seconds - report.seconds)
             share = 3 * left / (len(cases) - index)  # small cases do not need theirs
             results.append(measure(case, share, options.repeats, rate))
-    finish(record, perf_counter() - begin)
     fitted = fit(results)
     summary = summarise(results, fitted)
-    said = lines(summary, fitted)
-    rows = [r.cells() for r in results]
-    write_json(
-        options.out,
+    report.save(
         {
-            "environment": record,
             "products": PRODUCTS,
             "summary": summary,
             "fit": asdict(fitted),
@@ -356,17 +339,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                 for r in results
             ],
         },
+        (HEADER, [r.cells() for r in results]),
+        lines(summary, fitted),
     )
-    notes = "\n".join(f"- {line}" for line in said)
-    write_text(
-        options.out.with_suffix(".md"),
-        f"{markdown_table(HEADER, rows)}\n\n{notes}\n\n{describe(record)}.\n",
-    )
-    print(text_table(HEADER, rows), end="\n\n")
-    for line in said:
-        print(line)
-    print(describe(record))
-    print(f"Written: {os.path.relpath(options.out)} and its .md")
+    report.show()
     return 0
 
 

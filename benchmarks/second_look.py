@@ -18,22 +18,14 @@ from dataclasses import replace
 from functools import partial, reduce
 from pathlib import Path
 from statistics import fmean
-from time import perf_counter
 from typing import Any
 
 import torch
 from _common import (
     RESULTS,
-    describe,
-    environment,
-    finish,
-    markdown_table,
+    Report,
     positive,
-    text_table,
     use_threads,
-    without_folders,
-    write_json,
-    write_text,
 )
 from _second_look import RADIUS, Row, moment
 
@@ -139,20 +131,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         )  # fmt: skip
         arguments.every = 5
     with use_threads(1):
-        record = environment("second_look.py", without_folders(argv))
-        started = perf_counter()
+        report = Report("second_look.py", argv, arguments.out)
         data = load_data(settings.data_settings(arguments.data_dir, arguments.cache_dir))
         runs = {}
         for arm, name in RUNS.items():
             runs[name] = train(replace(settings, arm=Arm.parse(arm)), data, arguments.every)
             print(f"{name}: {runs[name]['measurements']} measurements", flush=True)
-    finish(record, perf_counter() - started)
     steps, parts = tables(runs)
-    print(f"\n{text_table(HEAD, steps)}\n\n{NOTE}\n\n{text_table(PARTS, parts)}\n\n{PARTS_NOTE}")
-    write_json(arguments.out, {"environment": record, "runs": runs})
-    page = [markdown_table(HEAD, steps), NOTE, markdown_table(PARTS, parts), PARTS_NOTE,
-            describe(record)]  # fmt: skip
-    write_text(arguments.out.with_suffix(".md"), "\n\n".join(page) + "\n")
+    report.save({"runs": runs}, (HEAD, steps), NOTE, (PARTS, parts), PARTS_NOTE)
+    report.show()
     return 0
 
 

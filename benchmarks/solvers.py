@@ -23,32 +23,25 @@ from __future__ import annotations
 
 import argparse
 import copy
-import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import torch
-from _capture import LABELS, Data, Moment, capture, cifar, digits, evenly, without_folders
+from _capture import LABELS, Data, Moment, capture, cifar, digits, evenly
 from _common import (
     RESULTS,
+    Report,
     clock_for,
-    describe,
-    environment,
-    finish,
-    markdown_table,
     median,
+    parse_quick,
     positive,
     take_turns,
-    text_table,
     use_threads,
-    write_json,
-    write_text,
 )
 from _figures import NAMES, over_training
 from torch import Tensor
@@ -488,12 +481,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--seed", type=int, default=0)
     add("--out", type=Path, help="JSON; the .md and the pictures go beside it")
     add("--quick", action="store_true", help="small batches, few problems, a minute")
-    options = made.parse_args(argv)
     quick = {"batches": [32, 128], "steps": 40, "problems": 4}
     full = {"batches": list(BATCHES), "steps": 150, "problems": 10}
-    for name, value in (quick if options.quick else full).items():
-        if getattr(options, name) is None:
-            setattr(options, name, value)
+    options = parse_quick(made, argv, full, quick)
     if options.dataset != "digits" and options.data_dir is None:
         made.error(f"--dataset {options.dataset} needs --data-dir")
     if options.out is None:
@@ -508,25 +498,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         data = digits()
     else:
         data = cifar(options.data_dir, options.dataset, options.images)
-    begin = perf_counter()
     with use_threads(options.threads), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Solution may be inaccurate")
-        record = environment("solvers.py", without_folders(argv))
+        report = Report("solvers.py", argv, options.out)
         groups = run(options, data)
-    finish(record, perf_counter() - begin)
     rows = [row for g in groups for row in summarise(g["optimizer"], g["batch"], g["problems"])]
     own = [row for g in groups for row in own_rows(g["optimizer"], g["batch"], g["problems"])]
     notes = checks(groups)
-    content = {"environment": record, "data": data.name, "notes": notes, "groups": groups}
-    write_json(options.out, content)
-    pictures = draw(groups, data, options.out)
-    report = [markdown_table(HEADER, rows), "Our problem, gaps relative to the harm:"]
-    report += [markdown_table(OWN_HEADER, own), "\n".join(f"- {note}" for note in notes)]
-    report += [f"![{path.stem}]({path.name}.svg)" for path in pictures]
-    report += [f"{describe(record)}."]
-    write_text(options.out.with_suffix(".md"), "\n\n".join(report) + "\n")
-    print(text_table(HEADER, rows), text_table(OWN_HEADER, own), "\n".join(notes), sep="\n\n")
-    print(f"\n{describe(record)}\nWritten: {os.path.relpath(options.out)}, its .md and pictures")
+    report.save(
+        {"data": data.name, "notes": notes, "groups": groups},
+        (HEADER, rows),
+        "Our problem, gaps relative to the harm:",
+        (OWN_HEADER, own),
+        notes,
+        pictures=draw(groups, data, options.out),
+    )
+    report.show()
     return 0
 
 

@@ -14,11 +14,9 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import torch
@@ -27,14 +25,9 @@ from _clients import Text, characters, words
 from _clients_text import Gpt
 from _common import (
     RESULTS,
-    describe,
-    environment,
-    finish,
-    markdown_table,
-    text_table,
+    Report,
+    parse_quick,
     use_threads,
-    write_json,
-    write_text,
 )
 from torch import Tensor, optim
 from torch.optim import Optimizer
@@ -248,17 +241,13 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     made.add_argument("--quick", action="store_true", help="one seed, few steps: seconds")
     made.add_argument("--out", type=Path, default=RESULTS / "tied.json", help="JSON; .md beside")
-    options = made.parse_args(argv)
-    for name, value in (QUICK if options.quick else FULL).items():
-        setattr(options, name, value)
-    return options
+    return parse_quick(made, argv, FULL, QUICK)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
-    begin = perf_counter()
     with use_threads(1):
-        record = environment("tied.py", argv)
+        report = Report("tied.py", argv, options.out)
         total = len(options.texts) * len(OPTIMIZERS) * options.seeds * (1 + len(KNOWN))
         with tqdm(total=total, desc="runs", unit="run", dynamic_ncols=True) as bar:
             cases = {
@@ -266,26 +255,18 @@ def main(argv: Sequence[str] | None = None) -> int:
                 for text in options.texts
                 for kind in OPTIMIZERS
             }
-    finish(record, perf_counter() - begin)
     setting = (
         f"GPT of 2 layers and width 64, head and embedding tied, on Python's help; tokens as "
         f"samples, radius {RADIUS}; {options.steps} steps, seeds: {options.seeds}; every "
         f"{options.every}th step looked at; sequences and length: {options.texts}; words: "
         f"{options.vocabulary}."
     )
-    made = tables(cases)
-    for header, cells in made:
-        print(text_table(header, cells), end="\n\n")
-    print(setting, describe(record), sep="\n")
     content = [
         {"text": text, "optimizer": kind, "found": found, "losses": losses}
         for (text, kind), (found, losses) in cases.items()
     ]
-    write_json(options.out, {"environment": record, "setting": setting, "cases": content})
-    pages = [markdown_table(header, cells) for header, cells in made]
-    text = "\n\n".join([*pages, f"- {setting}", describe(record)])
-    write_text(options.out.with_suffix(".md"), text + ".\n")
-    print(f"Written: {os.path.relpath(options.out)} and its .md")
+    report.save({"setting": setting, "cases": content}, *tables(cases), setting)
+    report.show()
     return 0
 
 

@@ -32,9 +32,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from _capture import Moment, without_folders
+from _capture import Moment
 from _common import (
     RESULTS,
+    as_text,
     clock_for,
     describe,
     environment,
@@ -44,7 +45,6 @@ from _common import (
     positive,
     ratio_of_medians,
     take_turns,
-    text_table,
     use_threads,
     write_json,
     write_text,
@@ -451,7 +451,7 @@ def main(argv: list[str] | None = None) -> int:
     with use_threads(1):
         text = read_text(args.text)
         for part in args.parts:
-            begin, about = perf_counter(), environment("tokens.py", without_folders(argv))
+            begin, about = perf_counter(), environment("tokens.py", argv)
             rows = RUNS[part][0](text, args)
             if part == "quality" and args.vocabularies is not None:
                 others = parts.get(part, {}).get("results", [])
@@ -463,7 +463,7 @@ def main(argv: list[str] | None = None) -> int:
     for part in sorted(parts, key=PARTS.index):
         about = parts[part]["environment"]
         for name, (header, lines) in RUNS[part][1](parts[part]["results"]).items():
-            print(f"\n{name}\n{text_table(header, lines)}")
+            print(f"\n{name}\n{as_text(header, lines)}")
             pages.append(f"### {name}\n\n{markdown_table(header, lines)}")
         print(describe(about))
         pages.append(f"`{about['command']}`: {describe(about)}")

@@ -44,7 +44,7 @@ def test_overhead(load, tmp_path, capsys):
         # The hooks of the stopwatch still enclose primum's, whose solver runs for longer than this.
         assert 0.1 < result["stopwatch_ms"] < result["attached_ms"]
     assert {"torch", "cpu", "threads", "command", "date"} <= content["environment"].keys()
-    assert str(Path.home()) not in json.dumps(content["environment"] | {"command": ""})
+    assert str(Path.home()) not in json.dumps(content["environment"])
     assert "stopwatch ms" in capsys.readouterr().out
     assert torch.get_num_threads() == threads
 

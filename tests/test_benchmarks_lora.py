@@ -26,7 +26,7 @@ def test_runs_and_writes_whole_files(
     quick = ["--test-rows", "8", "--seconds", "0", "--out", str(out)]
     assert lora.main(["--text", str(text), *few, *quick]) == 0
     found = json.loads(out.read_text())
-    assert str(tmp_path) not in found["environment"]["command"].replace(str(out), "")
+    assert str(tmp_path) not in found["environment"]["command"]
     assert found["rate"] in (0.01, 0.001)
     assert set(found["runs"]) == set(lora.ARMS)
     for arm, runs in found["runs"].items():

@@ -45,7 +45,7 @@ def test_ranks(load: Load, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         assert (row["payload"] > 0) == (row["way"] != "local")
         assert row["ratio_low"] <= row["ratio"] <= row["ratio_high"]
         assert 0.5 < row["held"] / row["held_model"] < 2
-    assert str(tmp_path) not in json.dumps(content["environment"] | {"command": ""})
+    assert str(tmp_path) not in json.dumps(content["environment"])
     assert "Payload: 8 of 8 rows" in capsys.readouterr().out
     assert "Payload: 8 of 8 rows" in out.with_suffix(".md").read_text()
 

@@ -5,16 +5,10 @@ from __future__ import annotations
 import math
 
 from experiments.conftest import MakeRuns, as_language, record
-from primum.experiments.formatting import (
-    arm_rows,
-    markdown_table,
-    p_value,
-    show,
-    summary_page,
-    text_table,
-)
+from primum.experiments.formatting import arm_rows, p_value, show, summary_page
 from primum.experiments.statistics import RULE, Interval
 from primum.experiments.tables import group_runs
+from primum.experiments.text_tables import markdown_table, text_table
 
 
 def test_numbers() -> None:
@@ -27,6 +21,8 @@ def test_numbers() -> None:
 def test_tables() -> None:
     rows = [["", "a"], ["first", "1.0"], ["b", "20.0"]]
     assert text_table(rows) == "          a\nfirst   1.0\nb      20.0"
+    ruled = text_table([["name", "n"], ["a", "1"], ["b", "20"]], left=None, rule=True)
+    assert ruled == "name   n\n--------\na      1\nb     20"
     assert markdown_table(["x", "n"], [["a", "1"]]) == "| x | n |\n| --- | ---: |\n| a | 1 |"
 
 

@@ -10,11 +10,12 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from primum.diagnostics.figures.style import canvas, looks, styled
-from primum.experiments.formatting import markdown_table, show, show_mean, with_p
+from primum.experiments.formatting import show, show_mean, with_p
 from primum.experiments.runs import RunRecord
 from primum.experiments.speedrun import tuned
 from primum.experiments.statistics import Difference, Interval, family, interval
 from primum.experiments.tables import Group, group_runs
+from primum.experiments.text_tables import markdown_table
 
 METRIC = "views_accuracy"
 NOTE = (

@@ -22,7 +22,7 @@ from primum.experiments.arms import Arm
 from primum.experiments.checkpoints import load_checkpoint
 from primum.experiments.cli import INSPECT_SETTINGS
 from primum.experiments.files import write_text
-from primum.experiments.formatting import NOTE, arm_rows, summary_page, text_table
+from primum.experiments.formatting import NOTE, arm_rows, summary_page
 from primum.experiments.images import load_data
 from primum.experiments.job import Place, make_record, torch_threads
 from primum.experiments.looks import Looks
@@ -34,6 +34,7 @@ from primum.experiments.settings import LookSettings, RunSettings
 from primum.experiments.store import Store
 from primum.experiments.sweep import OnRun, run_sweep
 from primum.experiments.tables import Group, group_runs
+from primum.experiments.text_tables import text_table
 from primum.experiments.torchrun import Ranks, check_device, joined
 from primum.experiments.trainer import Trainer
 from primum.experiments.verdicts import headline

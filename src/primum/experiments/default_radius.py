@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from primum.experiments.formatting import markdown_table
 from primum.experiments.tables import Group
+from primum.experiments.text_tables import markdown_table
 
 ARMS = {0.1: "primum@radius=0.1", 0.2: "primum", 0.4: "primum@radius=0.4"}
 EQUAL = 0.1  # mean gains this close count as equal

@@ -19,7 +19,7 @@ from time import perf_counter
 from primum.experiments.arms import Arm
 from primum.experiments.commands import progress_of
 from primum.experiments.files import write_text
-from primum.experiments.formatting import arm_rows, text_table
+from primum.experiments.formatting import arm_rows
 from primum.experiments.job import Place
 from primum.experiments.page import render
 from primum.experiments.plan import plan
@@ -28,6 +28,7 @@ from primum.experiments.settings import RunSettings
 from primum.experiments.store import Store
 from primum.experiments.sweep import cores, run_sweep
 from primum.experiments.tables import group_runs
+from primum.experiments.text_tables import text_table
 from primum.experiments.torchrun import joined
 from primum.experiments.verdicts import details, headline
 

@@ -1,4 +1,4 @@
-"""Numbers and tables as text: for a terminal and as Markdown."""
+"""Results as text: intervals, differences, one row per arm, a page of a comparison."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from primum.experiments.statistics import RULE, Difference, Interval
 from primum.experiments.tables import METRICS, TESTED, Group
+from primum.experiments.text_tables import markdown_table
 
 NOTE = (
     f"End of training, mean ± 95% interval over seeds. {RULE} EMA: averaged weights. harmed, "
@@ -42,28 +43,6 @@ def with_p(test: Difference | None, digits: int = 1) -> str:
     if test is None:
         return "–"
     return f"{show(test.interval, digits, sign='+')} ({p_value(test.adjusted_p)})"
-
-
-def text_table(rows: Sequence[Sequence[str]], *, left: int = 1) -> str:
-    """Aligned columns for a terminal; the first `left` columns are aligned to the left."""
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if place < left else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    )
-
-
-def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table; columns whose first cell is a number are aligned to the right."""
-    rule = ["---:" if rows and _is_number(rows[0][i]) else "---" for i in range(len(head))]
-    return "\n".join("| " + " | ".join(row) + " |" for row in [head, rule, *rows])
-
-
-def _is_number(cell: str) -> bool:
-    return cell.lstrip("+->").replace(".", "", 1).replace("x", "", 1).isdigit()
 
 
 def arm_rows(group: Group) -> list[list[str]]:

@@ -9,10 +9,11 @@ from dataclasses import asdict, dataclass
 from typing import Literal
 
 from primum.experiments.claims import Statement
-from primum.experiments.formatting import markdown_table, p_value, text_table
+from primum.experiments.formatting import p_value
 from primum.experiments.runs import without_nan
 from primum.experiments.scales import Scale
 from primum.experiments.statistics import Difference
+from primum.experiments.text_tables import markdown_table, text_table
 
 Status = Literal["reproduced", "not reproduced", "not run", "not judged"]
 

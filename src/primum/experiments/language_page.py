@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from primum.diagnostics.figures.style import canvas, looks, styled
-from primum.experiments.formatting import markdown_table, show, show_mean, with_p
+from primum.experiments.formatting import show, show_mean, with_p
 from primum.experiments.plots import curves
 from primum.experiments.results_page import commands, grid, machine, rates
 from primum.experiments.results_plots import rates as rates_plot
@@ -18,6 +18,7 @@ from primum.experiments.runs import RunRecord
 from primum.experiments.studies import STUDIES
 from primum.experiments.study_results import Results, named
 from primum.experiments.tables import Group
+from primum.experiments.text_tables import markdown_table
 
 DIGITS = 3
 FADES = "radius_schedule=fade-linear"

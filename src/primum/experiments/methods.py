@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -57,19 +58,23 @@ class Method:
     ) -> None:
         self.settings, self.arm = settings, settings.arm
         self.model, self.optimizer, self.scaler = model, optimizer, scaler
-        recipe = make_recipe(self.arm, settings.seed)
+        self.weighs = False
+        self.reducer: Reducer | None = None
+        self.recipe: Reduced | VaryingPaper | None = None
+        self.attach()
+
+    def attach(self) -> None:
+        """Make the reducer, or whatever else the arm's steps need."""
+        recipe = make_recipe(self.arm, self.settings.seed)
+        if recipe is None:
+            look = self.settings.look
+            radius = self.arm.radius if look is None else look.radius
+            attach = partial(primum.observe, radius=radius)
+        else:
+            attach = partial(primum.attach, recipe=recipe)
+        self.reducer = attach(self.model, self.optimizer, per=self.arm.per, scaler=self.scaler)
         self.weighs = recipe is not None
         self.recipe = recipe if isinstance(recipe, Reduced | VaryingPaper) else None
-        self.reducer: Reducer | None
-        if recipe is None:
-            radius = settings.look.radius if settings.look is not None else self.arm.radius
-            self.reducer = primum.observe(
-                model, optimizer, radius=radius, per=self.arm.per, scaler=scaler
-            )
-        else:
-            self.reducer = primum.attach(
-                model, optimizer, recipe=recipe, per=self.arm.per, scaler=scaler
-            )
 
     @property
     def last(self) -> StepReport | None:
@@ -185,16 +190,8 @@ class WholeNetwork(Method):
 class Unhooked(Method):
     """An arm without a reducer: its steps are not reported on."""
 
-    def __init__(
-        self,
-        settings: RunSettings,
-        model: nn.Module,
-        optimizer: Optimizer,
-        scaler: torch.amp.GradScaler | None = None,
-    ) -> None:
-        self.settings, self.arm = settings, settings.arm
-        self.model, self.optimizer, self.scaler = model, optimizer, scaler
-        self.reducer, self.recipe, self.weighs = None, None, False
+    def attach(self) -> None:
+        """Nothing: steps are the arm's own."""
 
     def observed(self, place: int) -> bool:
         return False
@@ -203,21 +200,14 @@ class Unhooked(Method):
 class Explicit(Unhooked):
     """Explicit gradients of the last blocks of a chain (paper, Alg. 8), with radius 0."""
 
-    def __init__(
-        self,
-        settings: RunSettings,
-        model: nn.Module,
-        optimizer: Optimizer,
-        scaler: torch.amp.GradScaler | None = None,
-    ) -> None:
-        super().__init__(settings, model, optimizer, scaler)
+    def attach(self) -> None:
         self.explicit: MultiLayer | None = None
-        if not isinstance(model, nn.Sequential):
+        if not isinstance(self.model, nn.Sequential):
             raise UserError("arm explicit needs a chain of blocks; use --model resnet20-chain")
         if self.arm.blocks > 0:
-            self.backbone, last = split(model, self.arm.blocks)
+            self.backbone, last = split(self.model, self.arm.blocks)
             zero = PaperSettings(radius=0.0)
-            self.explicit = MultiLayer(last, optimizer, F.cross_entropy, zero)
+            self.explicit = MultiLayer(last, self.optimizer, F.cross_entropy, zero)
 
     def backward(self, batch: Batch, step: int, steps: int, *, observed: bool) -> Tensor:
         if self.explicit is None:

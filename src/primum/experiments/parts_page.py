@@ -8,9 +8,10 @@ from statistics import fmean
 from matplotlib.figure import Figure
 
 from primum.diagnostics.figures.style import looks, styled
-from primum.experiments.formatting import markdown_table, show, show_mean, with_p
+from primum.experiments.formatting import show, show_mean, with_p
 from primum.experiments.runs import RunRecord
 from primum.experiments.tables import Group
+from primum.experiments.text_tables import markdown_table
 
 
 def harm_by_epoch(runs: list[RunRecord]) -> list[float]:

@@ -10,13 +10,14 @@ from typing import Any
 from primum.experiments.budgets import Budgets, tuning_table
 from primum.experiments.default_radius import rule_table
 from primum.experiments.defaults import OPTIMIZERS
-from primum.experiments.formatting import markdown_table, show, show_mean, with_p
+from primum.experiments.formatting import show, show_mean, with_p
 from primum.experiments.parts_page import parts_table
 from primum.experiments.spread import spread_table
 from primum.experiments.statistics import Difference, family, interval
 from primum.experiments.studies import STUDIES
 from primum.experiments.study_results import MAIN, NAMES, Results, in_words, named
 from primum.experiments.tables import Group
+from primum.experiments.text_tables import markdown_table
 
 RADII = {"base": "0", "primum@radius=0.1": "0.1", "primum": "0.2", "primum@radius=0.4": "0.4",
          "primum@radius=0.8": "0.8"}  # fmt: skip

@@ -8,26 +8,17 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 
 from primum.experiments.epochs import Batch
 from primum.experiments.errors import INSTALL, UserError
 from primum.experiments.methods import Unhooked, autocast
-from primum.experiments.settings import RunSettings
 
 
 class Rival(Unhooked):
     """Weights of TorchJD, without a reducer."""
 
-    def __init__(
-        self,
-        settings: RunSettings,
-        model: nn.Module,
-        optimizer: Optimizer,
-        scaler: torch.amp.GradScaler | None = None,
-    ) -> None:
-        super().__init__(settings, model, optimizer, scaler)
+    def attach(self) -> None:
         try:
             self.prepare()
         except ImportError as error:

@@ -202,7 +202,7 @@ def environment(workers: int = 1, threads: int = 1) -> dict[str, str]:
         "python": platform.python_version(),
         **{package: version(package) for package in PACKAGES},
         "system": f"{platform.system()} {platform.machine()}",
-        "processor": _processor(),
+        "processor": processor(),
         "processor cores": str(os.cpu_count()),
     }
     if threads == 1:
@@ -210,7 +210,8 @@ def environment(workers: int = 1, threads: int = 1) -> dict[str, str]:
     return found | {"runs at a time": str(workers), "threads each": str(threads)}
 
 
-def _processor() -> str:
+def processor() -> str:
+    """Its name; "unknown" where the system does not tell."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -26,14 +26,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from primum import StepReport
 from primum.compat import parameter
 from primum.experiments.epochs import Batch
 from primum.experiments.errors import UserError
 from primum.experiments.methods import Method, autocast
-from primum.experiments.settings import RunSettings
 from primum.experiments.weightings import Kept
 
 
@@ -45,21 +43,15 @@ class SecondLook(Method):
         weights: Extra weights that were applied. [B].
     """
 
-    def __init__(
-        self,
-        settings: RunSettings,
-        model: nn.Module,
-        optimizer: Optimizer,
-        scaler: torch.amp.GradScaler | None = None,
-    ) -> None:
+    def attach(self) -> None:
         refused = {
-            "fp16; choose --precision bf16 or fp32": scaler is not None,
-            "clipping; leave out --clip": settings.clip is not None,
+            "fp16; choose --precision bf16 or fp32": self.scaler is not None,
+            "clipping; leave out --clip": self.settings.clip is not None,
         }
         for what, given in refused.items():
             if given:
                 raise UserError(f"second_look does not work with {what}")
-        super().__init__(settings, model, optimizer, scaler)
+        super().attach()
         self._report: StepReport | None = None
 
     @property

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from statistics import fmean
 
-from primum.experiments.formatting import markdown_table, show, with_p
+from primum.experiments.formatting import show, with_p
 from primum.experiments.study_results import Results
 from primum.experiments.tables import Group
+from primum.experiments.text_tables import markdown_table
 
 NAMES = {
     "base": "plain training",

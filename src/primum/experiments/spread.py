@@ -20,10 +20,11 @@ import numpy as np
 from scipy import stats
 
 from primum.experiments.cli import guarded
-from primum.experiments.formatting import markdown_table, p_value
+from primum.experiments.formatting import p_value
 from primum.experiments.runs import read_runs
 from primum.experiments.statistics import LEVEL, holm
 from primum.experiments.tables import Group, group_runs
+from primum.experiments.text_tables import markdown_table
 
 ARMS = ("primum", "primum@radius=0.4", "paper")
 METRICS = {"accuracy": "test accuracy", "loss": "test loss"}

@@ -11,11 +11,12 @@ from matplotlib.figure import Figure
 
 from primum.diagnostics import figures
 from primum.experiments.defaults import OPTIMIZERS
-from primum.experiments.formatting import markdown_table, show
+from primum.experiments.formatting import show
 from primum.experiments.plots import curves, protected_samples
 from primum.experiments.runs import RunRecord
 from primum.experiments.statistics import interval
 from primum.experiments.study_results import Results
+from primum.experiments.text_tables import markdown_table
 
 WEIGHTINGS = ("head", "paper", "network", "permuted", "uniform")
 ARMS = {"base": "base", "primum": "head", "network": "network"}
