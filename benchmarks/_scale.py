@@ -7,17 +7,14 @@ heads, too. All figures are of one rank and one step; a batch is the global one.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from types import SimpleNamespace
-from typing import Any
 from unittest import mock
 
 import torch
 
 from primum import gram, ways
-from primum.pipeline import LARGE, Captured
-from primum.ranks import Meeting
+from primum.pipeline import LARGE
 from primum.recipe import Primum
-from primum.ways import choose_sharded_way, choose_way, rows_are_dense, traffic
+from primum.ways import Sizes, choose_way
 
 WAYS = ("local", "gather", "rows", "sum")
 POINTS = Primum.max_iters + 2  # dual points that the solver compares, zero among them
@@ -105,8 +102,7 @@ def is_dense(way: str, case: Case) -> bool:
     if way == "sum":
         return False
     if way == "rows":
-        sgd = case.optimizer == "sgd"
-        return rows_are_dense(**arguments(case), products=PRODUCTS, factorises=sgd)
+        return sizes_of(case).rows_are_dense
     factorises = case.optimizer == "sgd" and case.positions == 1 and not in_blocks(way, case)
     return dense_is_cheaper(way, case, factorises=factorises)
 
@@ -192,20 +188,15 @@ def memory(way: str, case: Case) -> int:
     return FLOAT * (extra + max(predicting, solving))
 
 
-def arguments(case: Case) -> dict[str, int]:
-    """Of `costs` and `traffic`."""
-    return {
-        "batch": case.batch,
-        "positions": case.positions,
-        "inputs": case.inputs,
-        "outputs": case.outputs,
-        "ranks": case.ranks,
-    }
+def sizes_of(case: Case, holders: int | None = None) -> Sizes:
+    """As the library sees it."""
+    sizes = case.batch, case.positions, case.inputs, case.outputs, case.ranks
+    return Sizes(*sizes, PRODUCTS, factorises=case.optimizer == "sgd", holders=holders)
 
 
 def chosen(case: Case) -> str:
     """The way that `scope="global"` takes."""
-    return _chosen(case, None) or "local"
+    return choose_way(sizes_of(case)) or "local"
 
 
 def chosen_at(case: Case, per_byte: float, per_message: float) -> str:
@@ -219,34 +210,17 @@ def chosen_at(case: Case, per_byte: float, per_message: float) -> str:
 
 def library_traffic(way: str, case: Case) -> float:
     """What the library expects a rank to receive."""
-    return ({"local": 0.0} | traffic(**arguments(case), products=PRODUCTS))[way]
+    return ({"local": 0.0} | sizes_of(case).traffic())[way]
 
 
 def auto(case: Case, params: int) -> str:
     """The way that `scope="auto"` takes, for a model of that many parameters."""
-    return _chosen(case, params) or "local"
+    return choose_way(sizes_of(case), params) or "local"
 
 
 def sharded(case: Case, params: int | None) -> str:
     """The same for a head that `fully_shard` has split; None for `scope="global"`."""
-    ranks: Any = SimpleNamespace(size=case.ranks)
-    sgd = case.optimizer == "sgd"
-    sizes = _sizes(case)
-    way = choose_sharded_way(ranks, ranks, *sizes, Primum(), factorises=sgd, params=params)
-    return way or "local"
-
-
-def _chosen(case: Case, params: int | None) -> str | None:
-    ranks: Any = SimpleNamespace(size=case.ranks)
-    sgd = case.optimizer == "sgd"
-    return choose_way(ranks, *_sizes(case), Primum(), factorises=sgd, params=params)
-
-
-def _sizes(case: Case) -> tuple[Meeting, Captured]:
-    counts = (case.own,) * case.ranks
-    positions = case.positions if case.positions > 1 else 0
-    seen = Captured(torch.empty(1, case.inputs), torch.empty(1, case.outputs))
-    return Meeting(counts, positions, False, 0), seen
+    return choose_way(sizes_of(case, holders=case.ranks), params) or "local"
 
 
 def all_reduce(params: int, ranks: int) -> float:

@@ -29,7 +29,7 @@ import primum
 import primum.distributed
 import primum.weighing
 from loops import PRECISE
-from primum.ways import rows_are_dense, way_for
+from primum.ways import Sizes, way_for
 
 DEFAULTS: dict[str, Any] = {
     "optimizer": "SGD",
@@ -207,10 +207,12 @@ def train(own: dict[str, Any], rank: int = 0, ranks: int = 1) -> dict[str, Any]:
     }
 
 
-def force(way: str | None, dense: bool | None, cheaper: Any = (way_for, rows_are_dense)) -> None:
+def force(
+    way: str | None, dense: bool | None, cheaper: Any = (way_for, Sizes.rows_are_dense)
+) -> None:
     """Take this way, and this form of it, instead of the cheaper ones."""
     primum.weighing.way_for = cheaper[0] if way is None else lambda *_, **__: way
-    primum.distributed.rows_are_dense = cheaper[1] if dense is None else lambda *_, **__: dense
+    Sizes.rows_are_dense = cheaper[1] if dense is None else property(lambda _: dense)
 
 
 def main(folder: Path, rank: int, ranks: int) -> None:

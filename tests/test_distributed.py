@@ -13,10 +13,8 @@ import pytest
 import torch
 
 from primum.paper import Paper
-from primum.pipeline import Captured
-from primum.ranks import Meeting
 from primum.recipe import Primum
-from primum.ways import choose_sharded_way, choose_way, rows_are_dense, traffic
+from primum.ways import Sizes, choose_way
 from rank_child import train
 
 CHILD = Path(__file__).parent / "rank_child.py"
@@ -314,21 +312,12 @@ class TestCosts:
         *,
         ranks: int = 8,
         recipe: Any = None,
-        factorises: bool = False,
         by_rows: bool = True,
+        **more: Any,
     ) -> str | None:
-        some: Any = type("Some", (), {"size": ranks})()
-        seen = Captured(torch.empty(1, inputs), torch.empty(1, outputs))
-        meeting = Meeting((rows // ranks,) * ranks, 0, False, 0)
-        return choose_way(
-            some,
-            meeting,
-            seen,
-            recipe or Primum(),
-            factorises=factorises,
-            params=params,
-            by_rows=by_rows,
-        )
+        products = (recipe or Primum()).products
+        sizes = Sizes(rows, more.pop("positions", 1), inputs, outputs, ranks, products, **more)
+        return choose_way(sizes, params, by_rows=by_rows)
 
     def test_few_samples_are_gathered_and_many_are_not(self) -> None:
         assert self.ask(256, 64, 10) == "gather"
@@ -341,45 +330,28 @@ class TestCosts:
         assert self.ask(1024, 768, 1000, factorises=True, by_rows=False) == "gather"
 
     def test_traffic(self) -> None:
-        sizes = {"batch": 100, "positions": 3, "inputs": 7, "outputs": 5}
-        sent = traffic(**sizes, ranks=4, products=10, itemsize=2)
+        sizes = Sizes(100, 3, 7, 5, ranks=4, products=10, itemsize=2)
+        sent = sizes.traffic()
         assert sent["gather"] == 75 * 3 * 12 * 2
         assert sent["sum"] == (10 + 1) * 2 * 0.75 * 35 * 4  # the gradient, and the products
-        dense = rows_are_dense(**sizes, ranks=4, products=10, factorises=False)
-        numbers = 100 * 100 if dense else 11 * 100  # and drift, and size
+        numbers = 100 * 100 if sizes.rows_are_dense else 11 * 100  # and drift, and size
         assert sent["rows"] == sent["gather"] + 2 * 0.75 * 4 * (numbers + 101)
 
     def test_a_few_samples_have_a_matrix_and_many_do_not(self) -> None:
-        settings: dict[str, Any] = {"ranks": 8, "products": 13, "factorises": False}
-        assert rows_are_dense(64, 1, 768, 1000, **settings)
-        assert rows_are_dense(64, 2048, 4096, 32_000, **settings)  # a few sequences
-        assert not rows_are_dense(1024, 1, 768, 1000, **settings)
-        assert rows_are_dense(1024, 1, 768, 1000, ranks=8, products=13, factorises=True)
-        assert not rows_are_dense(16, 1, 64, 10, ranks=8, products=0, factorises=False)
+        assert Sizes(64, 1, 768, 1000, ranks=8, products=13).rows_are_dense
+        assert Sizes(64, 2048, 4096, 32_000, ranks=8, products=13).rows_are_dense  # sequences
+        assert not Sizes(1024, 1, 768, 1000, ranks=8, products=13).rows_are_dense
+        assert Sizes(1024, 1, 768, 1000, ranks=8, products=13, factorises=True).rows_are_dense
+        assert not Sizes(16, 1, 64, 10, ranks=8, products=0).rows_are_dense
 
     def test_sharded(self) -> None:
         """Small and middle problems by rows, long sequences by sums, or alone under "auto"."""
-        assert self.ask_sharded(1024, 768, 1000) == "rows"
-        assert self.ask_sharded(1024, 768, 1000, 10**8) == "rows"
-        assert self.ask_sharded(64, 4096, 32_000, positions=2048) == "sum"
-        assert self.ask_sharded(64, 4096, 32_000, 10**9, positions=2048) is None
-        assert self.ask_sharded(64, 4096, 32_000, positions=2048, recipe=Paper()) == "rows"
-
-    def ask_sharded(
-        self,
-        rows: int,
-        inputs: int,
-        outputs: int,
-        params: int | None = None,
-        *,
-        positions: int = 0,
-        recipe: Any = None,
-    ) -> str | None:
-        some: Any = type("Some", (), {"size": 8})()
-        seen = Captured(torch.empty(1, inputs), torch.empty(1, outputs))
-        meeting = Meeting((rows // 8,) * 8, positions, False, 0)
-        given = some, some, meeting, seen, recipe or Primum()
-        return choose_sharded_way(*given, factorises=False, params=params)
+        words: dict[str, Any] = {"positions": 2048, "holders": 8}
+        assert self.ask(1024, 768, 1000, holders=8) == "rows"
+        assert self.ask(1024, 768, 1000, 10**8, holders=8) == "rows"
+        assert self.ask(64, 4096, 32_000, **words) == "sum"
+        assert self.ask(64, 4096, 32_000, 10**9, **words) is None
+        assert self.ask(64, 4096, 32_000, **words, recipe=Paper()) == "rows"
 
     def test_what_auto_can_afford(self) -> None:
         """The cheaper way in bytes, if the other sends too much; neither, if both do."""

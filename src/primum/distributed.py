@@ -32,8 +32,8 @@ from primum.ranks import Meeting, Ranks
 from primum.recipe import Recipe
 from primum.rows import Part, weigh_rows, with_ones
 from primum.shards import Shards
-from primum.update import accumulated, uniform
-from primum.ways import rows_are_dense, sizes_of
+from primum.update import accumulated
+from primum.ways import sizes_of
 
 
 def weigh_together(
@@ -72,12 +72,7 @@ def weigh_together(
     part = Part(head, trained, head.out_features, ranks, whole=True)
     if isinstance(everyone.accumulated, Tensor):
         everyone = replace(everyone, accumulated=everyone.accumulated[part.rows])
-    dense = rows_are_dense(
-        *sizes_of(meeting, captured),
-        ranks=ranks.size,
-        products=recipe.products,
-        factorises=uniform(owners),
-    )
+    dense = sizes_of(ranks, meeting, captured, recipe, owners).rows_are_dense
     return weigh_rows(part, everyone, recipe, dense=dense)
 
 
@@ -140,14 +135,9 @@ def weigh_sharded(
         before = 0.0 if captured.accumulated is None else captured.accumulated
         return weigh(part.head, part.owners, replace(shared, accumulated=before), recipe)
     if way == "rows":
-        dense = rows_are_dense(
-            *sizes_of(meeting, captured),
-            ranks=shards.holders.size,
-            products=recipe.products,
-            factorises=uniform(owners),
-        )
+        sizes = sizes_of(ranks, meeting, captured, recipe, owners, shards.holders)
         try:
-            return weigh_rows(part, shared, recipe, dense=dense)
+            return weigh_rows(part, shared, recipe, dense=sizes.rows_are_dense)
         finally:
             ranks.broken = ranks.broken or shards.holders.broken
     with ranks.waited_for():

@@ -1,13 +1,13 @@
 """Which way over several ranks costs less: bytes, collectives and operations, from sizes alone.
 
 Every rank decides from the same numbers, so all decide alike. Operations are floating-point
-operations of one rank and one step; `batch` is the global one.
+operations of one rank and one step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import dataclass, replace
 
 from torch.optim import Optimizer
 
@@ -30,10 +30,114 @@ REPEATED, FEW_OPERATIONS = 16, 10**10
 HEADS_HELD, FEW_HELD = 8, 1 << 30
 
 
-def sizes_of(meeting: Meeting, captured: Captured) -> tuple[int, int, int, int]:
-    """Samples, positions, inputs and outputs of the global problem."""
-    sides = captured.features.shape[-1], captured.gradients.shape[-1]
-    return sum(meeting.counts), max(meeting.positions, 1), *sides
+@dataclass(frozen=True)
+class Sizes:
+    """A problem of all ranks together, by its sizes.
+
+    Attributes:
+        batch: Samples of all ranks.
+        positions: Of a sample; 1 if it has none.
+        inputs: Of the head.
+        outputs: Of the head.
+        ranks: That train together.
+        products: With the Gram operator, by the recipe.
+        factorises: Whether the gain is one number, so that the matrix of single vectors factorises.
+        itemsize: Bytes of an entry of what is gathered.
+        holders: Ranks among which the head is split; None if each has all of it.
+    """
+
+    batch: int
+    positions: int
+    inputs: int
+    outputs: int
+    ranks: int
+    products: int
+    factorises: bool = False
+    itemsize: int = 4
+    holders: int | None = None
+
+    @property
+    def among(self) -> int:
+        """Ranks that take some of the head's rows each, in the way "rows"."""
+        return self.ranks if self.holders is None else self.holders
+
+    @property
+    def holdable(self) -> bool:
+        """Whether the rows of all samples, in float32, fit beside the head on every rank."""
+        held = 4 * self.batch * self.positions * (self.inputs + self.outputs)
+        return held <= max(FEW_HELD, HEADS_HELD * 4 * self.inputs * self.outputs)
+
+    @property
+    def rows_are_dense(self) -> bool:
+        """Whether ranks that take some rows of the head each form the matrix of these rows."""
+        dense, free = self._of_rows()
+        return self.products > 0 and dense <= free
+
+    def work(self) -> int:
+        """Operations of one process that solves for all samples."""
+        dense, free = self._operations(self.outputs)
+        return min(dense, free) if self.products else dense
+
+    def traffic(self) -> dict[str, float]:
+        """Bytes that one rank receives, by way. A sharded head's own collectives come on top."""
+        sides, others = self.inputs + self.outputs, self.batch - self.batch / self.ranks
+        gather = others * self.positions * sides * self.itemsize
+        summed = self.batch * (self.batch if self.rows_are_dense else self.products + 1)
+        heads = self.products + 1  # the gradient, and products
+        return {
+            "gather": gather,
+            "rows": gather + ring(4 * (summed + self.batch + 1), self.among),
+            "sum": heads * ring(4 * self.inputs * self.outputs, self.ranks),
+        }
+
+    def costs(self) -> dict[str, float]:
+        """What each way costs one rank: bytes received count `PER_BYTE`, collectives `PER_MESSAGE`.
+
+        In floating-point operations.
+        """
+        sent, size = self.traffic(), self.batch * self.positions * self.inputs * self.outputs
+        gathered = PER_BYTE * sent["gather"] + 2 * PER_MESSAGE
+        summed = PER_BYTE * sent["sum"] + 2 * self.products * PER_MESSAGE
+        return {
+            "gather": self.work() + gathered,
+            "rows": min(self._of_rows()) + gathered,
+            "sum": self.products * 4 * size / self.ranks + summed,
+        }
+
+    def _of_rows(self) -> tuple[float, float]:
+        """What both forms of the way "rows" cost once everything is gathered."""
+        dense, free = self._operations(-(-self.outputs // self.among))
+        matrix, vector = (ring(4 * count, self.among) for count in (self.batch**2, self.batch))
+        return (
+            dense + PER_BYTE * matrix + PER_MESSAGE,
+            free + (self.products + 1) * (PER_BYTE * vector + PER_MESSAGE),
+        )
+
+    def _operations(self, outputs: int) -> tuple[int, int]:
+        sizes = self.batch, self.positions, self.inputs, outputs
+        return operations(*sizes, products=self.products, factorises=self.factorises)
+
+
+def sizes_of(
+    ranks: Ranks,
+    meeting: Meeting,
+    captured: Captured,
+    recipe: Recipe,
+    owners: Mapping[str, Optimizer],
+    holders: Ranks | None = None,
+) -> Sizes:
+    """Of the global problem."""
+    return Sizes(
+        batch=sum(meeting.counts),
+        positions=max(meeting.positions, 1),
+        inputs=captured.features.shape[-1],
+        outputs=captured.gradients.shape[-1],
+        ranks=ranks.size,
+        products=recipe.products,
+        factorises=uniform(owners),
+        itemsize=captured.gradients.element_size(),
+        holders=None if holders is None else holders.size,
+    )
 
 
 def way_for(
@@ -57,13 +161,8 @@ def way_for(
     if scope == "auto":
         groups = owners["weight"].param_groups
         params = sum(p.numel() for group in groups for p in group["params"])
-    given, factorises = (meeting, captured, recipe), uniform(owners)
-    if holders is None:
-        way = choose_way(
-            ranks, *given, factorises=factorises, params=params, by_rows=sliceable(owners)
-        )
-    else:
-        way = choose_sharded_way(ranks, holders, *given, factorises=factorises, params=params)
+    sizes = sizes_of(ranks, meeting, captured, recipe, owners, holders)
+    way = choose_way(sizes, params, by_rows=holders is not None or sliceable(owners))
     if way is None:
         warn(
             "dear",
@@ -75,191 +174,33 @@ def way_for(
     return "local" if way is None and holders is not None else way
 
 
-def choose_way(
-    ranks: Ranks,
-    meeting: Meeting,
-    captured: Captured,
-    recipe: Recipe,
-    *,
-    factorises: bool,
-    params: int | None = None,
-    by_rows: bool = True,
-) -> str | None:
-    """ "gather", "rows" or "sum", whichever costs least. The same answer on every rank.
+def choose_way(sizes: Sizes, params: int | None = None, *, by_rows: bool = True) -> str | None:
+    """ "gather", "rows" or "sum", whichever costs least; a sharded head is never gathered.
 
-    With `params`, the number of parameters whose gradients are averaged, only of those ways that
-    send at most a part of what that average sends, and do not repeat too much on every rank; None
-    if there is none. A recipe that makes no products needs the samples themselves. `by_rows`:
-    whether some rows of the head can be predicted without the others.
+    With `params`, the number of parameters that are trained, only of those ways that send at most a
+    part of what training itself sends, and do not repeat too much on every rank; None if there is
+    none. A recipe that makes no products needs the samples themselves. `by_rows`: whether some rows
+    of the head can be predicted without the others.
     """
-    sizes = sizes_of(meeting, captured)
-    settings: dict[str, Any] = {
-        "ranks": ranks.size,
-        "products": recipe.products,
-        "itemsize": captured.gradients.element_size(),
-        "factorises": factorises,
-    }
-    sent, cost = traffic(*sizes, **settings), costs(*sizes, **settings)
-    ways = {"gather"}
-    if recipe.products:
-        ways = ways | {"rows"} if by_rows else ways
-        ways = ways | {"sum"} if holdable(*sizes) else {"sum"}
+    sent, cost, sharded = sizes.traffic(), sizes.costs(), sizes.holders is not None
+    own = ring(4, sizes.ranks)  # bytes that training sends for each parameter: an all-reduce
+    if sharded:  # gathers the parameters twice, reduces the gradients once
+        own *= 1.5
+        head = own * sizes.inputs * sizes.outputs  # gradient, step, gain
+        sent["sum"] += head
+        cost["sum"] += PER_BYTE * head + 3 * PER_MESSAGE
+    ways = {"gather"} if not sharded else set()
+    ways |= {"rows"} if sharded or (by_rows and sizes.products) else set()
+    if sizes.products:
+        ways = ways | {"sum"} if sizes.holdable else {"sum"}
     if params is not None:
-        budget = max(FEW_BYTES, AFFORDABLE * ring(4 * params, ranks.size))
-        ways = {way for way in ways if sent[way] <= budget}
-        alone = work(max(sizes[0] // ranks.size, 1), *sizes[1:], recipe.products, factorises)
-        if work(*sizes, recipe.products, factorises) > max(FEW_OPERATIONS, REPEATED * alone):
+        ways = {way for way in ways if sent[way] <= max(FEW_BYTES, AFFORDABLE * own * params)}
+        alone = replace(sizes, batch=max(sizes.batch // sizes.ranks, 1)).work()
+        if sizes.work() > max(FEW_OPERATIONS, REPEATED * alone):
             ways.discard("gather")
     return min(sorted(ways), key=lambda way: cost[way], default=None)
-
-
-def choose_sharded_way(
-    ranks: Ranks,
-    holders: Ranks,
-    meeting: Meeting,
-    captured: Captured,
-    recipe: Recipe,
-    *,
-    factorises: bool,
-    params: int | None = None,
-) -> str | None:
-    """ "rows" or "sum" for a sharded head; None if neither is affordable. As `choose_way`.
-
-    Training itself gathers the parameters twice and reduces the gradients once.
-    """
-    sizes = sizes_of(meeting, captured)
-    settings: dict[str, Any] = {
-        "ranks": ranks.size,
-        "products": recipe.products,
-        "itemsize": captured.gradients.element_size(),
-        "factorises": factorises,
-        "holders": holders.size,
-    }
-    sent, cost = traffic(*sizes, **settings), costs(*sizes, **settings)
-    head = 3 * (ranks.size - 1) / ranks.size * 4 * sizes[2] * sizes[3]  # gradient, step, gain
-    sent["sum"] += head
-    cost["sum"] += PER_BYTE * head + 3 * PER_MESSAGE
-    ways = {"rows", "sum"} if holdable(*sizes) else {"sum"}
-    ways = ways if recipe.products else {"rows"}
-    if params is not None:
-        own = 3 * (ranks.size - 1) / ranks.size * 4 * params
-        ways = {way for way in ways if sent[way] <= max(FEW_BYTES, AFFORDABLE * own)}
-    return min(sorted(ways), key=lambda way: cost[way], default=None)
-
-
-def holdable(batch: int, positions: int, inputs: int, outputs: int) -> bool:
-    """Whether the rows of all samples, in float32, fit beside the head on every rank."""
-    held = 4 * batch * positions * (inputs + outputs)
-    return held <= max(FEW_HELD, HEADS_HELD * 4 * inputs * outputs)
 
 
 def ring(size: float, ranks: int) -> float:
     """Bytes that one rank receives in an all-reduce of `size` bytes."""
     return 2 * (ranks - 1) / ranks * size
-
-
-def traffic(
-    batch: int,
-    positions: int,
-    inputs: int,
-    outputs: int,
-    *,
-    ranks: int,
-    products: int = 13,
-    itemsize: int = 4,
-    factorises: bool = False,
-    holders: int | None = None,
-) -> dict[str, float]:
-    """Bytes that one rank receives, by way. `holders`: ranks that share the rows, if not all."""
-    gather = (batch - batch / ranks) * positions * (inputs + outputs) * itemsize
-    among = ranks if holders is None else holders
-    sizes = batch, positions, inputs, outputs
-    dense = rows_are_dense(*sizes, ranks=among, products=products, factorises=factorises)
-    summed = batch * batch if dense else batch * (products + 1)
-    return {
-        "gather": gather,
-        "rows": gather + ring(4 * (summed + batch + 1), among),
-        "sum": (products + 1) * ring(4 * inputs * outputs, ranks),  # the gradient, and products
-    }
-
-
-def costs(
-    batch: int,
-    positions: int,
-    inputs: int,
-    outputs: int,
-    *,
-    ranks: int,
-    products: int,
-    itemsize: int = 4,
-    factorises: bool = False,
-    holders: int | None = None,
-) -> dict[str, float]:
-    """What each way costs one rank, in floating-point operations.
-
-    Bytes received count `PER_BYTE` each, a collective `PER_MESSAGE`.
-    """
-    sizes = batch, positions, inputs, outputs
-    among = ranks if holders is None else holders
-    sent = traffic(
-        *sizes,
-        ranks=ranks,
-        products=products,
-        itemsize=itemsize,
-        factorises=factorises,
-        holders=holders,
-    )
-    dense, free = _of_rows(*sizes, ranks=among, products=products, factorises=factorises)
-    return {
-        "gather": work(*sizes, products, factorises) + PER_BYTE * sent["gather"] + 2 * PER_MESSAGE,
-        "rows": min(dense, free) + PER_BYTE * sent["gather"] + 2 * PER_MESSAGE,
-        "sum": products * 4 * batch * positions * inputs * outputs / ranks
-        + PER_BYTE * sent["sum"]
-        + 2 * products * PER_MESSAGE,
-    }
-
-
-def rows_are_dense(
-    batch: int,
-    positions: int,
-    inputs: int,
-    outputs: int,
-    *,
-    ranks: int,
-    products: int,
-    factorises: bool,
-) -> bool:
-    """Whether ranks that take some rows of the head each form the matrix of these rows."""
-    sizes = batch, positions, inputs, outputs
-    dense, free = _of_rows(*sizes, ranks=ranks, products=products, factorises=factorises)
-    return products > 0 and dense <= free
-
-
-def _of_rows(
-    batch: int,
-    positions: int,
-    inputs: int,
-    outputs: int,
-    *,
-    ranks: int,
-    products: int,
-    factorises: bool,
-) -> tuple[float, float]:
-    """What both forms of the way "rows" cost once everything is gathered."""
-    dense, free = operations(
-        batch, positions, inputs, -(-outputs // ranks), products=products, factorises=factorises
-    )
-    return (
-        dense + PER_BYTE * ring(4 * batch * batch, ranks) + PER_MESSAGE,
-        free + (products + 1) * (PER_BYTE * ring(4 * batch, ranks) + PER_MESSAGE),
-    )
-
-
-def work(
-    batch: int, positions: int, inputs: int, outputs: int, products: int, factorises: bool
-) -> int:
-    """Floating-point operations of one process that solves for `batch` samples."""
-    dense, free = operations(
-        batch, positions, inputs, outputs, products=products, factorises=factorises
-    )
-    return min(dense, free) if products else dense
