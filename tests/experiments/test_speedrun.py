@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from primum.experiments.arms import Arm
 from primum.experiments.cli import main
 from primum.experiments.speedrun import (
     DESIGNS,
@@ -45,14 +46,14 @@ def test_stopped_anywhere_it_is_a_fair_comparison() -> None:
     runs = speedrun_runs("small", range(3))
     assert len(runs) == 3 * 3 * (len(MAIN) + len(MORE))
     assert len({run.key for run in runs}) == len(runs)
-    assert [run.arm.label for run in runs[:4]] == list(MAIN)
+    assert [run.arm for run in runs[:4]] == [Arm.parse(arm) for arm in MAIN]
     for stop in range(len(runs)):
-        done: dict[tuple[int, str], int] = {}
+        done: dict[tuple[int, Arm], int] = {}
         for run in runs[:stop]:
-            done[run.epochs, run.arm.label] = done.get((run.epochs, run.arm.label), 0) + 1
+            done[run.epochs, run.arm] = done.get((run.epochs, run.arm), 0) + 1
         for budget in (2, 4, 8):
             for arms in (MAIN, MORE):
-                counts = [done.get((budget, arm), 0) for arm in arms]
+                counts = [done.get((budget, Arm.parse(arm)), 0) for arm in arms]
                 assert max(counts) - min(counts) <= 1
     assert {run.train_size for run in runs} == {20_000}
     full = speedrun_runs("full", range(1), budgets=[2], train_size=30_000)

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from primum.experiments import language_page, studies, study_results
+from primum.experiments.arms import Arm
 from primum.experiments.job import Place, train_run
 from primum.experiments.pages import ALL, PAGES, make_pages
 from primum.experiments.runs import read_runs
@@ -18,6 +19,7 @@ from primum.experiments.settings import Matched
 from primum.experiments.store import Store
 from primum.experiments.studies import STUDIES, main, smoke
 from primum.experiments.study_results import Results
+from primum.positions import RADIUS
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS, DOCS = ROOT / "results", ROOT / "docs"
@@ -98,6 +100,20 @@ def test_every_committed_run_belongs_to_a_study() -> None:
     for name in STUDIES:
         waiting = f"<!-- table {name} -->\n\nNot run yet.\n" in PAGE + LANGUAGE
         assert waiting == (f"{name}.jsonl.gz" not in found), name
+
+
+def test_stored_runs_are_found_and_named_whatever_the_default_radius_is(
+    results: Results, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(RADIUS, "sample", 0.3)
+    assert Arm("primum").radius == 0.3
+    assert Arm("paper").radius == 0.2
+    store = Store(RESULTS)
+    for name, study in STUDIES.items():
+        found = study.found(store) if results.runs[name] else []
+        assert [run.arm for run in found] == [run.arm for run in results.runs[name]], name
+    controls = {run.arm for run in results.runs["controls-sgd"]}
+    assert {"primum", "primum@radius=0.4", "permuted", "lr-matched"} <= controls
 
 
 def test_runs_are_finished_and_say_how_they_were_made() -> None:

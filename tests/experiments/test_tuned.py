@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from primum.experiments.arms import Arm
 from primum.experiments.speedrun import MAIN, TUNING_SEED
 from primum.experiments.store import Store
 from primum.experiments.tuned import SETTINGS, rate_runs, tuned_runs
@@ -42,5 +43,5 @@ def test_the_rate_that_is_used_is_the_best_of_the_committed_runs() -> None:
 def test_stopped_anywhere_arms_have_about_as_many_seeds() -> None:
     runs = tuned_runs(range(2))
     assert len(runs) == 2 * len(MAIN) * len(SETTINGS)
-    assert [run.arm.label for run in runs[: len(MAIN)]] == list(MAIN)
+    assert [run.arm for run in runs[: len(MAIN)]] == [Arm.parse(arm) for arm in MAIN]
     assert {run.seed for run in runs[: len(runs) // 2]} == {0}

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple, get_args
 
 from primum.experiments.errors import UserError
+from primum.paper import PaperSettings
+from primum.positions import RADIUS
 
 Task = Literal["images", "language"]
 Per = Literal["sample", "token"]
@@ -20,11 +22,7 @@ _RADIUS = ("radius", "max_extra_weight", "radius_schedule", "radius_low", "until
 _SOLVED = (*_RADIUS, "max_iters")
 # Added after the first stored runs: left out of a run's key at their defaults, so keys stay.
 _LATER = ("radius_low", "until", "part", "second_look")
-# Those that depend on the task.
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "images": {"radius": 0.2, "per": "sample"},
-    "language": {"radius": 0.1, "per": "token"},
-}
+PER: dict[str, Per] = {"images": "sample", "language": "token"}  # the default of a task
 
 
 class ArmInfo(NamedTuple):
@@ -114,11 +112,17 @@ class Arm:
     or down again. `until` is the share of training after which gradients stay plain. `part` is
     where the weights are applied. `second_look` solves again after a trial step: see
     `second_look.py`. `time_factor` is the number of steps as a multiple of base's; None measures
-    it. `task` decides the defaults of `radius` and `per`, which None stands for.
+    it. `task` decides the default of `per`, and that the default of `radius`, which is the
+    library's; the paper's recipe has its own.
     """
 
     name: str = "primum"
-    radius: float = _setting(None, float, "radius of the trust region (0.2; language: 0.1)")
+    radius: float = _setting(
+        None,
+        float,
+        f"radius of the trust region ({RADIUS['sample']}; language: {RADIUS['token']}; paper: "
+        f"{PaperSettings().radius})",
+    )
     max_extra_weight: float = _setting(2.0, float, "bound on any extra weight (2)")
     max_iters: int = _setting(20, int, "solver iterations per step (20)")
     radius_schedule: RadiusSchedule = _setting(  # noqa: RUF009
@@ -161,7 +165,7 @@ class Arm:
             raise UserError(f"unknown arm {self.name!r}; choose from {', '.join(ARMS)}")
         if self.task != "images" and self.name in IMAGES_ONLY:
             raise UserError(f"arm {self.name} is for images; leave it out for {self.task}")
-        for key, value in DEFAULTS[self.task].items():
+        for key, value in self._usual().items():
             if getattr(self, key) is None:
                 object.__setattr__(self, key, value)
         # Of language, heads may share the embedding's weight, and rows are tokens.
@@ -203,11 +207,16 @@ class Arm:
             if choices and value not in choices:
                 raise UserError(f"{each.name} must be one of {', '.join(choices)}, got {value!r}")
 
+    def _usual(self) -> dict[str, Any]:
+        """The defaults of all settings."""
+        per = PER[self.task]
+        radius = PaperSettings().radius if self.name == "paper" else RADIUS[per]
+        return {each.name: each.default for each in arm_settings()} | {"radius": radius, "per": per}
+
     def _changed(self) -> dict[str, Any]:
         """Settings that are not at their default."""
-        found = {each.name: getattr(self, each.name) for each in fields(self)}
-        usual = {each.name: each.default for each in arm_settings()} | DEFAULTS[self.task]
-        return {name: found[name] for name in usual if found[name] != usual[name]}
+        usual = self._usual()
+        return {name: getattr(self, name) for name in usual if getattr(self, name) != usual[name]}
 
     @classmethod
     def parse(
@@ -247,7 +256,17 @@ class Arm:
     @property
     def label(self) -> str:
         """Name and the settings that are not at their default; unique for each arm."""
-        settings = ",".join(f"{key}={value}" for key, value in self._changed().items())
+        return self._labelled(self._changed())
+
+    def label_at(self, radius: float) -> str:
+        """The label if this radius were the default."""
+        changed = {"radius": self.radius, **self._changed()}
+        if self.radius == radius or "radius" not in ARMS[self.name].accepts:
+            del changed["radius"]
+        return self._labelled(changed)
+
+    def _labelled(self, changed: Mapping[str, Any]) -> str:
+        settings = ",".join(f"{key}={value}" for key, value in changed.items())
         return f"{self.name}@{settings}" if settings else self.name
 
     def settings(self) -> dict[str, Any]:

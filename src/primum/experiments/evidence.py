@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import Any
 
 from primum.experiments import claims
+from primum.experiments.arms import Arm
 from primum.experiments.claims import TABLES, Cell
 from primum.experiments.formatting import show
 from primum.experiments.judge import Finding, judge_gain, judge_statement
@@ -95,7 +96,7 @@ def judge_table(
     runs: dict[tuple[str, str], tuple[list[RunRecord], list[RunRecord]]] = {}
     for cell, arm in cells:
         point = replace(scaled(cell.settings, scale), device=device)
-        base = replace(point, arm=replace(arm, name="base", radius=0.2))
+        base = replace(point, arm=Arm("base"))
         keys = [[replace(each, seed=seed).key for seed in seeds]
                 for each in (replace(point, arm=arm), base)]  # fmt: skip
         if all(key in found for both in keys for key in both):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from statistics import fmean
 
 import numpy as np
@@ -22,12 +23,7 @@ from primum.experiments.text_tables import markdown_table
 
 DIGITS = 3
 FADES = "radius_schedule=fade-linear"
-NAMES = {"primum": "primum, radius 0.1"}  # elsewhere primum has radius 0.2
-
-
-def arm_name(arm: str) -> str:
-    """An arm's name on the page, with its radius."""
-    return NAMES.get(arm) or named(arm)
+arm_name = partial(named, language=True)
 
 
 def common(group: Group) -> Group:

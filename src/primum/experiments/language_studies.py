@@ -19,7 +19,7 @@ CHAR_LR, WORD_LR, GPT2_LR = "--lr 0.016", "--lr 0.004", "--lr 0.004"  # the best
 
 
 def _study(name: str, question: str, words: str, seeds: int) -> Study:
-    return Study(f"language-{name}", question, words, seeds, page="language")
+    return Study(f"language-{name}", question, words, seeds, page="language", radius=0.1)
 
 
 LANGUAGE = (

@@ -120,7 +120,8 @@ def grid(results: Results, study: str, heading: str, label: Callable[[dict[str, 
         row = [label(group.settings), str(len(group.arms["base"])), base, *changes]
         seen = missed and not any(math.isnan(each) for each in missed)
         rows.append([*row, f"{max(missed):.{digits}f}" if seen else "–"])
-    head = [heading, "seeds", f"base, {unit}", *(f"{named(arm)} - base (Holm p)" for arm in arms)]
+    names = [named(arm, language=groups[0].language) for arm in arms]
+    head = [heading, "seeds", f"base, {unit}", *(f"{name} - base (Holm p)" for name in names)]
     return markdown_table([*head, "could see"], rows)
 
 
@@ -171,7 +172,8 @@ def rates(results: Results, study: str) -> str:
     tests = family({arm: (ends[arm], ends["base"]) for arm in arms[1:]})
     changes = [show(test.interval, digits, sign="+") for test in tests.values()]
     rows.append(["best - best of base", "–", *changes])
-    return markdown_table(["learning rate", *map(named, arms)], rows)
+    names = [named(arm, language=groups[0].language) for arm in arms]
+    return markdown_table(["learning rate", *names], rows)
 
 
 def rate_table(groups: Sequence[Group]) -> str:

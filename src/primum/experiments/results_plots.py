@@ -107,7 +107,7 @@ def rates(groups: list[Group], title: str) -> Figure:
                 linestyle=look.dashes,
                 marker=look.marker,
                 capsize=2,
-                label=named(arm),
+                label=named(arm, language=groups[0].language),
             )
     axes.set_xscale("log", base=2)
     lrs = [group.settings["lr"] for group in groups]

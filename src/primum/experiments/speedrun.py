@@ -23,10 +23,13 @@ DECAYS = (0.0075, 0.015, 0.03)
 # By epochs: learning rate and weight decay of plain training with the highest accuracy of
 # `tuning_runs`, on all images. Budgets between two of these take the shorter one's.
 TUNED: dict[int, tuple[float, float]] = {2: (11.5, 0.015), 4: (11.5, 0.015), 8: (11.5, 0.015)}
-MAIN = ("base", "primum@radius=0.1", "primum", "primum@radius=0.4")
+MAIN = ("base", "primum@radius=0.1", "primum@radius=0.2", "primum@radius=0.4")
 FALLING = "primum@radius=0.4,radius_schedule=fade-linear,radius_low=0.1"
 FIRST_HALF = "primum@radius=0.4,until=0.5"
-MORE = ("primum@radius=0.05", FALLING, FIRST_HALF, "paper", "lr-matched", "permuted")
+MORE = (
+    *("primum@radius=0.05", FALLING, FIRST_HALF),
+    *("paper", "lr-matched@radius=0.2", "permuted@radius=0.2"),
+)
 NOTES = {
     "full": "All 50,000 training images.",
     "small": "20,000 training images.",

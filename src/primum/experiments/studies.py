@@ -34,8 +34,8 @@ from primum.experiments.sweep import run_sweep
 from primum.experiments.tuned import rate_runs, tuned_runs
 from primum.experiments.tutorial_runs import tiny, tutorial_runs
 
-SMALL = "--train-size 5000 --test-size 5000 --evaluate-every 2"
-LARGE = "--train-size 10000 --test-size 5000 --evaluate-every 4"
+SMALL = "--radius 0.2 --train-size 5000 --test-size 5000 --evaluate-every 2"
+LARGE = "--radius 0.2 --train-size 10000 --test-size 5000 --evaluate-every 4"
 MAIN = "base paper primum primum@radius=0.4"
 CONTROLS = (
     "base paper primum primum@radius=0.1 primum@radius=0.4 permuted normalised lr-matched "
@@ -110,8 +110,8 @@ _ALL = (
     Study(
         "long-sgd",
         "What is left after 40 epochs, and does a growing or shrinking radius keep it? SGD",
-        "--train-size 5000 --test-size 5000 --evaluate-every 5 --epochs 40 --optimizer sgd "
-        f"--arms {SCHEDULES}",
+        "--radius 0.2 --train-size 5000 --test-size 5000 --evaluate-every 5 --epochs 40 "
+        f"--optimizer sgd --arms {SCHEDULES}",
         5,
     ),
     Study(
@@ -154,7 +154,8 @@ _ALL = (
     Study(
         "resnet",
         "A ResNet-20",
-        "--model resnet20 --train-size 5000 --test-size 2000 --epochs 8 --arms base paper primum",
+        "--radius 0.2 --model resnet20 --train-size 5000 --test-size 2000 --epochs 8 "
+        "--arms base paper primum",
     ),
     Study(
         "rates-adamw",

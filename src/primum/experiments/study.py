@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from primum.experiments import options
 from primum.experiments.plan import plan
@@ -26,6 +26,7 @@ class Study:
         own_runs: Makes the runs of a study that is not a `primum compare`.
         smoke_runs: Makes a few of these on generated images.
         page: The page of the docs that shows it.
+        radius: Of the arm that the page calls `primum`, whatever the library's default is.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Study:
     own_runs: Callable[[], list[RunSettings]] | None = None
     smoke_runs: Callable[[], list[RunSettings]] | None = None
     page: str = "results"
+    radius: float = 0.2
 
     @property
     def command(self) -> str:
@@ -55,4 +57,8 @@ class Study:
 
     def found(self, store: Store) -> list[RunRecord]:
         """Its finished runs."""
-        return [record for run in self.runs() if (record := store.find(run)) is not None]
+        return [
+            replace(record, arm=run.arm.label_at(self.radius))
+            for run in self.runs()
+            if (record := store.find(run)) is not None
+        ]

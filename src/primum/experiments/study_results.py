@@ -29,6 +29,7 @@ WHOLE = 50_000  # training images of CIFAR-10 and CIFAR-100
 MAIN = ("primum@radius=0.1", "primum", "primum@radius=0.4", "paper")
 TUNED = ("speedrun", "tuned")  # studies of recipes that were tuned for base
 NAMES = {  # on the page; others keep theirs
+    "primum": "primum, radius 0.2",
     "primum@radius=0.1": "primum, radius 0.1",
     "primum@radius=0.4": "primum, radius 0.4",
     "primum@radius=0.8": "primum, radius 0.8",
@@ -59,9 +60,9 @@ class Row(NamedTuple):
     tests: dict[str, Difference]
 
 
-def named(arm: str) -> str:
-    """An arm's name on the page."""
-    return NAMES.get(arm, arm)
+def named(arm: str, *, language: bool = False) -> str:
+    """An arm's name on the page of images, or of language, where `primum` has another radius."""
+    return "primum, radius 0.1" if language and arm == "primum" else NAMES.get(arm, arm)
 
 
 class Results:

@@ -17,7 +17,7 @@ def tutorial_runs() -> list[RunSettings]:
         arm: str, model: str, optimizer: str, batch: int, seed: int, epochs: int = 5
     ) -> RunSettings:
         every = 10_000 // batch
-        look = LookSettings(every, measured.get(batch, 1), lr_factors=factors)
+        look = LookSettings(every, measured.get(batch, 1), radius=0.2, lr_factors=factors)
         settings = RunSettings(
             model=model,
             train_size=10_000,
@@ -26,11 +26,10 @@ def tutorial_runs() -> list[RunSettings]:
             schedule="constant",
             batch_size=batch,
             seed=seed,
-            arm=Arm(arm),
         )
         if arm != "base":
-            return replace(settings, epochs=epochs)
-        return replace(settings, steps=epochs * every, observe_every=1, look=look)
+            return replace(settings, epochs=epochs, arm=Arm(arm, radius=0.2))
+        return replace(settings, steps=epochs * every, observe_every=1, look=look, arm=Arm("base"))
 
     runs = []
     for seed in range(3):
