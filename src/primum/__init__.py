@@ -1,4 +1,4 @@
-"""primum: every training sample counts.
+"""primum: limit how much an optimizer step raises the loss of samples in its own batch.
 
     import primum
     primum.attach(model, optimizer)      # the one added line
@@ -9,7 +9,7 @@ The map of the package; data flows down the numbers, imports never point up:
                     choices.py: what it was asked for and has found)
     bypass.py       losses that use the head's weight and never call the head
     find.py         which layer is the head (widths.py: what modules take and give)
-    adapted.py      which layer is measured if the head is frozen or no plain linear layer
+    adapted.py      which layer is measured if the head is frozen or not a plain linear one
     output_check.py does the head's output reach the model's?
     reducer.py      what a user holds: hooks, the explicit form (explicit.py: the losses it takes)
     fused.py        the loss of a head that is never called, `reducer.linear_cross_entropy`

@@ -46,43 +46,47 @@ def attach(
     scope: str = "auto",
     process_group: Any = None,
 ) -> Reducer:
-    """Reduce per-sample interference in every step from here on. The training loop stays as it is.
+    """Reduce per-sample interference in every step from now on. The training loop does not change.
 
-    During `backward`, the gradient that arrives at the head's output is multiplied, row by row, by
-    `1 + w`: head and backbone receive the gradient of `mean((1 + w) * losses)`, with extra weights
-    w >= 0 that limit how much the step raises the loss of single samples.
+    During `backward`, each row of the gradient at the head's output is multiplied by `1 + w`, so
+    that head and backbone receive the gradient of `mean((1 + w) * losses)`. The extra weights
+    w >= 0 limit how much the step raises the loss of single samples.
 
     Args:
         model: Any module that ends in an `nn.Linear`. If that is frozen (LoRA) or the head is of
             another kind (weight-normed, scaled, a convolution), interference is measured in the
-            last `nn.Linear` before it that is trained; `print(reducer)` says which.
-        optimizer: The optimizer that holds the head's parameters; several, or a wrapper with an
-            `.optimizer`, are searched for it.
-        head: The last linear layer, as a module or by its dotted name. Found if not given. An
-            inner layer is measured, and the weights go in at the model's output.
-        radius: How far the step may be changed, relative to its own size. 0 is plain training. By
-            default 0.4 where samples are weighed and 0.1 where tokens are; the paper's recipe
-            always has 0.2, and a recipe object its own.
+            last trained `nn.Linear` before it; `print(reducer)` shows which.
+        optimizer: The optimizer that holds the head's parameters. If you pass several, or a
+            wrapper with an `.optimizer`, the right one is found.
+        head: The last linear layer, as a module or by its dotted name; found automatically if
+            None. If you pass an inner layer, it is measured and the weights are applied at the
+            model's output.
+        radius: How far the step may be changed, relative to its own size. 0 is plain training. The
+            default is 0.4 for samples and 0.1 for tokens; the paper's recipe always uses 0.2, and
+            a recipe object its own.
         max_extra_weight: No sample's gradient counts more than `1 + max_extra_weight` times.
-        max_iters: Most solver iterations per step; on accelerators and over ranks, the number.
+        max_iters: Maximum number of solver iterations per step; on accelerators and over ranks,
+            the exact number.
         tolerance: The certified gap, relative to the harm, at which the solver stops on the CPU.
-        compile: Compile the solver for the shape of the first batch; for accelerators.
+        compile: Compile the solver for the shape of the first batch; useful on accelerators.
         exact: Never approximate. Per token, with a large vocabulary, an exact solution costs
-            several times what the head itself does.
-        recipe: "primum"; "paper" for the paper's own method; or a recipe object, which brings its
-            settings along.
-        per: "sample": weights for rows of the first dimension. "token": for every position of
-            inputs [B, T, d] by itself. "auto": tokens where the head's input is [B, T, d] and the
-            loss has one term per position, as in language models, and samples elsewhere; decided
-            in the first backward pass, kept for the run and logged.
-        scaler: The `torch.amp.GradScaler` of the loop, or what holds it, if there is one.
-        scope: Over several ranks, "global" solves the global batch's problem and "local" each
-            rank's own; "auto" solves together under DistributedDataParallel and fully_shard, where
-            that is cheap.
+            several times as much as the head itself.
+        recipe: "primum"; "paper" for the paper's own method; or a recipe object, which has its own
+            settings.
+        per: "sample": one weight per row of the first dimension. "token": one weight per position
+            of inputs [B, T, d]. "auto": tokens if the head's input is [B, T, d] and the loss has
+            one term per position, as in language models, and samples otherwise; decided in the
+            first backward pass, logged, and kept for the run.
+        scaler: The `torch.amp.GradScaler` of the loop, or an object that holds it; None if the
+            loop has none.
+        scope: With several ranks, "global" solves the global batch's problem and "local" each
+            rank's own; "auto" solves the global problem under DistributedDataParallel and
+            fully_shard if that is cheap.
         process_group: The ranks of "global"; by default those of DistributedDataParallel, or all.
 
     Returns:
-        The `Reducer`: `.last` reports on the last step, `.remove()` ends it. Need not be kept.
+        The `Reducer`: `.last` is the report of the last step, `.remove()` detaches it. You do not
+        have to keep it.
 
     Examples:
         >>> model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
@@ -169,16 +173,16 @@ def _signed_as(
 
 @_signed_as(attach)
 def observe(*args: Any, **settings: Any) -> Reducer:
-    """Measure interference and leave the gradients alone, bit for bit. Arguments as `attach`."""
+    """Measure interference without changing any gradient. Takes the arguments of `attach`."""
     reducer = attach(*args, **settings)
     reducer._apply = False
     return reducer
 
 
 def detach(model: nn.Module) -> None:
-    """Remove every Reducer attached to a layer of the model. Training goes on plain.
+    """Remove every Reducer attached to the model; training continues with plain gradients.
 
-    For loops that discard what `attach` returned; does nothing if nothing is attached.
+    Use it if you did not keep what `attach` returned. Does nothing if nothing is attached.
 
     Examples:
         >>> model = nn.Linear(8, 3)

@@ -47,19 +47,19 @@ class Fused(WeighingAtOutput):
     ) -> Tensor:
         """`cross_entropy(head(hidden), targets)` with weights, and without all logits in memory.
 
-        For models whose loss is fused with the head, so that the head is never called and its hook
-        sees nothing. The loss is the plain one; in the backward pass each token's gradient counts
-        `1 + w` times, with the weights that the hook gives. Logits exist for a few outputs at a
-        time and are computed again in the backward pass, so there is no second derivative.
+        For models that compute the loss without calling the head, so that its hook never runs. The
+        returned value is the plain loss; in the backward pass each token's gradient counts `1 + w`
+        times, with the same weights as under the hook. Logits are computed for a few outputs at a
+        time, and again in the backward pass, so there is no second derivative.
 
         Args:
             hidden: The head's input. [..., d].
             targets: Classes. [...], int64.
-            ignore_index: Tokens with this target count for nothing.
+            ignore_index: Tokens with this target are ignored.
             reduction: "mean" over the tokens that count, "sum", or "none" for a loss per token.
             label_smoothing: Share of the target that is spread evenly over all outputs.
-            chunk_size: Outputs whose logits are in memory at a time. By default so many that a
-                block is a quarter of `hidden`; all of them, if they fit half a mebibyte.
+            chunk_size: Number of outputs whose logits are in memory at a time. By default a block
+                is a quarter of the size of `hidden`, or all logits if they fit half a mebibyte.
 
         Examples:
             >>> model = nn.ModuleDict({"body": nn.Embedding(50, 16), "head": nn.Linear(16, 50)})

@@ -20,7 +20,7 @@ from primum.gram import Dense, Gram, MatrixFree
 
 @dataclass(frozen=True)
 class Problem:
-    """Which samples a step harms, and how far it may be changed to spare them.
+    """The convex problem of one step: which samples it harms, and how far it may be changed.
 
     Args:
         gram: The operator `G diag(gain) G^T`, see `primum.gram.Gram`. [B, B].

@@ -21,10 +21,10 @@ Metric: TypeAlias = Literal["gain", "euclidean"]
 
 
 class Recipe(Protocol):
-    """From the Gram operator and the drift of a step to extra weights.
+    """Computes extra weights from the Gram operator and the drift of a step.
 
-    One with an attribute `exact = False` may be given an approximate operator: per token, with a
-    large vocabulary.
+    A recipe with an attribute `exact = False` may get an approximate operator (per token, with a
+    large vocabulary).
 
     Attributes:
         name: For `state_dict` and reports.

@@ -25,19 +25,20 @@ from primum.summary import summary_of
 
 
 class Reducer(Fused):
-    """Reweights each sample's gradient at the head's output; made by `attach` and `observe`.
+    """Reweights each sample's gradient at the head's output; created by `attach` and `observe`.
 
-    Trouble in a step (values that are not finite, a head in eval mode, an error of ours) leaves its
-    gradients plain, is counted in `last.fallbacks` and warned about once. Also a context manager:
-    leaving the block removes it. In copies and pickles, of a model that holds one, it is None.
+    If something goes wrong in a step (non-finite values, a head in eval mode, an error in primum),
+    its gradients stay plain; the step is counted in `last.fallbacks`, and each kind of problem is
+    warned about once. As a context manager it removes itself at the end of the block. Copies and
+    pickles of the model do not contain it.
 
     Attributes:
-        enabled: Set to False to pause, to True to go on. What counts is its value in `backward`.
-        head_name: The dotted name in the model of the layer that is measured.
-        output_name: That of the module at whose output the weights go in: the same, or, if the
-            head is frozen or no plain linear layer, the head.
-        measure_exact: Set to True to measure, where the weights come from an approximation, what
-            they do exactly: see `StepReport.exact`. Costs about as much as the head itself.
+        enabled: Set to False to pause and to True to continue; read during `backward`.
+        head_name: The dotted name of the measured layer.
+        output_name: The dotted name of the module at whose output the weights are applied: the
+            measured layer or, if the head is frozen or not a plain linear layer, the head.
+        measure_exact: Set to True to measure the exact effect of approximate weights, see
+            `StepReport.exact`. Costs about as much as the head itself.
     """
 
     def __init__(self, options: Options) -> None:
@@ -80,19 +81,20 @@ class Reducer(Fused):
         )
 
     def summary(self) -> None:
-        """Print, in five lines, what the weights did so far. Waits for the device.
+        """Print five lines on what the weights did so far. Waits for the device.
 
-        The layer and its optimizer; the share of samples, or tokens, that the last steps harm with
-        and without the weights; the mean extra weight; the time added; fallbacks and why.
+        They show the layer and its optimizer; the share of samples or tokens that the last steps
+        harm with and without the weights; the mean extra weight; the time added; and fallbacks
+        with their reasons.
         """
         print(self.summary_text())
 
     def summary_text(self) -> str:
-        """The lines of `summary`, for a logger."""
+        """Return the lines of `summary`, for a logger."""
         return summary_of(repr(self), list(self._recent), self._monitor)
 
     def remove(self) -> None:
-        """Detach from the model; training goes on plain. Nothing is left behind."""
+        """Detach from the model; training continues with plain gradients, and no hook is left."""
         listener = self._listener() if self._listener else None
         if listener is not None:
             listener.remove()
@@ -104,10 +106,10 @@ class Reducer(Fused):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """A block in which backward passes through the head keep their plain gradients.
+        """Return a context in which backward passes through the head keep plain gradients.
 
-        For passes that train another network through this one, or whose gradients are read rather
-        than stepped on: `torch.autograd.grad(loss, parameters)` is reweighted like training.
+        Use it for passes that train another network through this one, and for gradients that are
+        only read: `torch.autograd.grad(loss, parameters)` is otherwise reweighted like training.
         """
         before, self.enabled = self.enabled, False
         try:
@@ -125,7 +127,7 @@ class Reducer(Fused):
         return type(None), ()
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values and tensors: loads with `weights_only=True`."""
+        """Return the state as plain values and tensors, which load with `weights_only=True`."""
         self._skips.settle()
         return {
             "recipe": self._recipe.name,
@@ -154,16 +156,16 @@ class Reducer(Fused):
 
     @eager
     def __call__(self, losses: Tensor) -> Tensor:
-        """The explicit form: per-sample losses in, the mean of the weighted losses out.
+        """Return the mean of the weighted losses: the explicit form, instead of the hook.
 
-        The gradients are those of `losses.mean().backward()` under the hook. Call it on the whole
-        loss of each sample, scaled as it will be: with gradients accumulated over k batches, on
-        `losses / k`. A second call on losses of the same forward pass uses the same weights. Of a
-        compiled model the plain mean comes back, and the hook weighs it in the backward pass.
+        The gradients are those of `losses.mean().backward()` under the hook. Pass the whole loss of
+        each sample with its final scale: with gradients accumulated over k batches, `losses / k`. A
+        second call on losses of the same forward pass uses the same weights. For a compiled model
+        the plain mean is returned, and the hook applies the weights in the backward pass.
 
         Args:
             losses: One per sample (`reduction="none"`), [B], or per token, [B, T] or [B * T]; with
-                `per="auto"` the first decide. Those of pixels, [B, H, W], are weighed by sample.
+                `per="auto"` the first call decides. Pixels, [B, H, W], get their sample's weight.
         """
         check_tensor(losses)
         mean = losses.mean()

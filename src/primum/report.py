@@ -12,7 +12,7 @@ from primum.problem import Solution
 
 @dataclass(frozen=True, eq=False)
 class Exact:
-    """What a step's extra weights do by the exact Gram operator, per unit learning rate.
+    """Effect of a step's extra weights by the exact Gram operator, per unit learning rate.
 
     Attributes:
         drift: Change of each sample's loss under the plain step. [B].
@@ -40,21 +40,22 @@ class Exact:
 class StepReport:
     """First-order effect of one optimizer step on the samples of its batch.
 
-    Everything is per unit learning rate and lives where the model lives; figures are computed when
-    read, and nothing waits for the device before `as_dict()`. If `approximate`, what concerns the
-    extra weights (`drift_after`, `harm_after`, `harmed_after`, `gap`) is about the problem that was
-    solved, and `exact()` about the one it stands for; `drift` is exact in any case.
+    All values are per unit learning rate, stay on the model's device and are computed when read;
+    `as_dict()` reads them all at once. If `approximate`, the values that depend on the extra
+    weights (`drift_after`, `harm_after`, `harmed_after`, `gap`) refer to the approximate problem,
+    and `exact()` gives the exact ones; `drift` is always exact.
 
     Attributes:
-        solution: Of the step's problem.
+        solution: The solution of the step's problem.
         drift: Change of each sample's loss under the plain step; positive means harmed. [B].
-        fallbacks: Backward passes so far that fell back to plain gradients.
-        discarded: Backward passes so far that were weighed, but whose gradients no step used.
-        weighed: Whether the weights were put into the gradients, as far as the host knew then.
-        why: Why they were not; empty if they were.
-        own: Where several ranks solved together, all vectors here are those of the global batch, in
-            the order of ranks, and these rows are of this rank. All rows otherwise.
-        per: What has a weight of its own: "sample" or "token".
+        fallbacks: Number of backward passes so far that fell back to plain gradients.
+        discarded: Number of backward passes so far that were reweighted, but whose gradients no
+            optimizer step used.
+        weighed: Whether the weights went into the gradients, without checking for finite values.
+        why: Why they did not; empty if they did.
+        own: The rows of this rank, if several ranks solved together: all vectors then cover the
+            global batch, in the order of ranks. Otherwise all rows.
+        per: What gets a weight: "sample" or "token".
     """
 
     solution: Solution
@@ -78,7 +79,7 @@ class StepReport:
 
     @property
     def reason(self) -> str:
-        """Why the weights did not go into the gradients; empty if they did. Waits as `applied`."""
+        """Why the weights were not applied; empty if they were. Waits for the device."""
         if self.weighed and not self.applied:
             return "the values of the step were not finite"
         return self.why
@@ -89,13 +90,13 @@ class StepReport:
         return self.solution.approximation is not None
 
     def exact(self) -> Exact:
-        """What the weights do without the approximation, if there was one.
+        """Return the exact effect of the weights, if they come from an approximation.
 
-        That takes the gradients of all tokens, which no report keeps: set `reducer.measure_exact`
-        to True before the backward pass.
+        This needs the gradients of all tokens, which a report does not keep: set
+        `reducer.measure_exact = True` before the backward pass.
 
         Raises:
-            RuntimeError: if the step was approximated, and not measured.
+            RuntimeError: if the step was approximated but not measured.
         """
         approximation = self.solution.approximation
         if approximation is None:
@@ -113,9 +114,9 @@ class StepReport:
 
     @property
     def extra_weights(self) -> Tensor:
-        """Extra weight of each sample: its gradient counted `1 + w` times. [B].
+        """Extra weight of each sample: its gradient counts `1 + w` times. [B].
 
-        Under `observe`, what it would have been.
+        Under `observe`, the weight that `attach` would have applied.
         """
         return self.solution.extra_weights
 
@@ -131,7 +132,7 @@ class StepReport:
 
     @property
     def lower_bound(self) -> Tensor:
-        """Proven smallest value of that problem."""
+        """Certified lower bound on the optimal value of that problem."""
         return self.solution.lower_bound
 
     @property
@@ -156,7 +157,7 @@ class StepReport:
 
     @property
     def gap(self) -> Tensor:
-        """Certified distance to the best possible answer, relative to `harm_before`."""
+        """Certified bound on the distance to the optimum, relative to `harm_before`."""
         distance = (self.objective - self.lower_bound).clamp_min(0)
         harm = self.harm_before
         return torch.where(harm == 0, 0.0, distance / harm)
@@ -167,7 +168,7 @@ class StepReport:
         return self.extra_weights.mean()
 
     def as_dict(self) -> dict[str, float]:
-        """Plain floats for any logger. Waits for the device, once."""
+        """Return plain floats for any logger. Waits for the device once."""
         names = (
             "harm_before",
             "harm_after",

@@ -26,8 +26,8 @@ def solve(problem: Problem, max_iters: int = 20, tolerance: float = 0.0) -> Solu
 
     Args:
         problem: See `Problem`.
-        max_iters: Most iterations. On an accelerator, in a compiled graph and over several ranks,
-            the exact number: nothing waits for a device to decide on stopping.
+        max_iters: Maximum number of iterations. On accelerators, in compiled graphs and over
+            several ranks the exact number, so that the host need not wait for the device.
         tolerance: Stop at this certified gap, relative to the harm of the plain step.
 
     Returns:

@@ -17,7 +17,9 @@ def test_every_arm_uses_a_rate_that_base_was_tuned_over() -> None:
     runs = rate_runs()
     assert {run.arm.name for run in runs} == {"base"}
     assert {run.seed for run in runs} == {TUNING_SEED}
-    assert len(runs) == sum(len(setting.rates) for setting in SETTINGS)
+    lengths = [len(setting.rates) + len(setting.nearest) for setting in SETTINGS]
+    assert len(runs) == len({run.key for run in runs}) == sum(lengths)
+    assert all(setting.run.rate in setting.nearest for setting in SETTINGS)
     compared = tuned_runs()
     assert TUNING_SEED not in {run.seed for run in compared}
     assert {run.key for run in runs}.isdisjoint(run.key for run in compared)
@@ -27,16 +29,16 @@ def test_the_rate_that_is_used_is_the_best_of_the_committed_runs() -> None:
     found = Store(Path(__file__).parents[2] / "results")
     complete = 0
     for setting in SETTINGS:
-        by_rate = {}
-        for run in rate_runs():
-            same = (run.model, run.data, run.optimizer)
-            if same == (setting.run.model, setting.run.data, setting.run.optimizer):
-                record = found.find(run)
-                if record is not None:
-                    by_rate[run.rate] = record.final["test_accuracy"] or 0.0
-        if len(by_rate) == len(setting.rates):
-            complete += 1
-            assert max(by_rate, key=by_rate.__getitem__) == setting.run.rate
+        own = (setting.run.model, setting.run.data, setting.run.optimizer)
+        runs = [run for run in rate_runs() if (run.model, run.data, run.optimizer) == own]
+        for length in {run.epochs for run in runs}:
+            tried = [run for run in runs if run.epochs == length]
+            records = [found.find(run) for run in tried]
+            accuracies = [each.final["test_accuracy"] or 0 for each in records if each is not None]
+            if len(accuracies) == len(tried):
+                complete += 1
+                best = max(zip(accuracies, tried, strict=True), key=lambda pair: pair[0])[1]
+                assert best.rate == setting.run.rate
     assert complete >= 2
 
 

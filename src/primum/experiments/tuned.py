@@ -1,7 +1,7 @@
 """The small networks at base's best learning rate, on 20,000 images: settings and runs.
 
-Base alone is tuned, with a seed that is not compared and on a third of the schedule; every arm then
-uses its rate.
+Base alone is tuned, with a seed that is not compared: on a third of the schedule, then the best
+rate and its neighbours on all of it. Every arm uses its rate.
 """
 
 from __future__ import annotations
@@ -25,6 +25,12 @@ class Tuned:
     run: RunSettings
     rates: tuple[float, ...]
 
+    @property
+    def nearest(self) -> tuple[float, ...]:
+        """The best rate and those beside it."""
+        place = self.rates.index(self.run.rate)
+        return self.rates[max(place - 1, 0) : place + 2]
+
 
 _IMAGES = RunSettings(train_size=20_000, evaluate_every=3)
 _CNN = replace(_IMAGES, epochs=30)
@@ -43,12 +49,13 @@ SETTINGS = (
 
 
 def rate_runs(*, smoke: bool = False) -> list[RunSettings]:
-    """Plain training at every rate, for a third of the schedule."""
+    """Plain training: every rate for a third of the schedule, then the nearest for all of it."""
     runs = []
     for setting in SETTINGS:
-        epochs = setting.run.epochs // 3
-        short = replace(setting.run, epochs=epochs, evaluate_every=epochs, seed=TUNING_SEED)
-        runs += [replace(short, lr=rate) for rate in setting.rates]
+        epochs = setting.run.epochs
+        for length, rates in ((epochs // 3, setting.rates), (epochs, setting.nearest)):
+            run = replace(setting.run, epochs=length, evaluate_every=length, seed=TUNING_SEED)
+            runs += [replace(run, lr=rate) for rate in rates]
     return [tiny(run) for run in runs[:2]] if smoke else runs
 
 

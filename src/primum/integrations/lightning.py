@@ -16,10 +16,10 @@ from primum.integrations.attachment import Attachment
 class PrimumCallback(Callback):
     """Reduces per-sample interference during `fit`: `Trainer(callbacks=[PrimumCallback()])`.
 
-    Attaches when training starts, with the scaler of `precision="16-mixed"` if there is one, and is
-    gone when it ends. The figures of the last step are logged by the module every
-    `log_every_n_steps`, as `primum/harm_before` and so on, and the state is part of Lightning's
-    checkpoints. Works with automatic and manual optimization, accumulation and clipping.
+    Attaches when training starts, with the scaler of `precision="16-mixed"` if there is one, and
+    detaches when it ends. The metrics of the last step are logged every `log_every_n_steps`, as
+    `primum/harm_before` and so on, and the state is saved in Lightning's checkpoints. Works with
+    automatic and manual optimization, accumulation and clipping.
 
     Args:
         settings: Keyword arguments of `primum.attach`, such as `radius`, `head` or `recipe`.
@@ -34,12 +34,12 @@ class PrimumCallback(Callback):
 
     @property
     def reducer(self) -> Reducer | None:
-        """While training, the `Reducer`."""
+        """The `Reducer` during training, otherwise None."""
         return self._attachment.reducer
 
     @property
     def last(self) -> StepReport | None:
-        """Report of the last step, also after `fit`."""
+        """Report of the last step; kept after `fit`."""
         return self._attachment.last
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -48,18 +48,18 @@ def log_to(
     every: int = 50,
     first_step: int = 0,
 ) -> RemovableHandle:
-    """Log `reducer.last.as_dict()` after every so many optimizer steps, as `primum/...`.
+    """Log `reducer.last.as_dict()` every `every` optimizer steps, with names `primum/...`.
 
-    Only steps that are logged wait for the device. A step without a report of its own, as while
-    the reducer is paused, is not logged.
+    Only steps that are logged wait for the device. Steps without a new report, for example while
+    the reducer is paused, are not logged.
 
     Args:
-        reducer: As made by `attach` or `observe`.
+        reducer: What `attach` or `observe` returned.
         log: A TensorBoard `SummaryWriter`; a run of Weights and Biases, or `wandb` itself;
             `mlflow`, or anything else with `log_metrics(metrics, step=...)`; or any callable that
             takes a dict. W&B and callables get the number of the step as `primum/step`.
-        every: Optimizer steps from one entry to the next.
-        first_step: Steps already made, for a run that is resumed.
+        every: Number of optimizer steps from one entry to the next.
+        first_step: Number of steps already taken, for a resumed run.
 
     Returns:
         A handle; its `.remove()` ends the logging.

@@ -25,14 +25,14 @@ logger = logging.get_logger("transformers.primum")  # a child: follows the Train
 class PrimumCallback(TrainerCallback, ExportableState):
     """Reduces per-sample interference while a Trainer trains: `PrimumCallback().add_to(trainer)`.
 
-    Attaches when training begins, with Accelerate's scaler under `fp16=True`, and is gone when it
-    ends. Whenever the Trainer logs, the figures of the last step come along as
-    `primum/harm_before` and so on; if the head was not called, as by a loss that is fused with it,
-    `primum/applied` is 0. The state is part of the Trainer's checkpoints (`trainer_state.json`)
-    and is found there by `train(resume_from_checkpoint=...)`.
+    Attaches when training begins, with Accelerate's scaler under `fp16=True`, and detaches when it
+    ends. Whenever the Trainer logs, the metrics of the last step are logged as
+    `primum/harm_before` and so on; `primum/applied` is 0 if the head was not called, for example
+    because the loss is fused with it. The state is saved in the Trainer's checkpoints
+    (`trainer_state.json`) and restored by `train(resume_from_checkpoint=...)`.
 
-    `Trainer(callbacks=[PrimumCallback()])` does the same, but for one thing: the Trainer puts its
-    reporters (TensorBoard, W&B) first, so the figures reach `log_history` and not them.
+    `Trainer(callbacks=[PrimumCallback()])` works too, but the Trainer then runs its own loggers
+    (TensorBoard, W&B) first, so the metrics only reach `log_history`.
 
     Args:
         settings: Keyword arguments of `primum.attach`, such as `radius`, `head` or `recipe`.
@@ -47,22 +47,22 @@ class PrimumCallback(TrainerCallback, ExportableState):
 
     @property
     def reducer(self) -> Reducer | None:
-        """While training, the `Reducer`."""
+        """The `Reducer` during training, otherwise None."""
         return self._attachment.reducer
 
     @property
     def last(self) -> StepReport | None:
-        """Report of the last step, also after training."""
+        """Report of the last step; kept after training."""
         return self._attachment.last
 
     def add_to(self, trainer: Trainer, *, fused_loss: bool = False) -> PrimumCallback:
-        """Become the Trainer's first callback, so that its reporters get the figures as well.
+        """Become the Trainer's first callback, so that its loggers get the metrics as well.
 
         Args:
-            trainer: Of Transformers or TRL.
+            trainer: A Trainer of Transformers or TRL.
             fused_loss: Compute the training loss of a causal language model by
-                `reducer.linear_cross_entropy`: without the logits of all tokens in memory, and
-                with weights where the Trainer's own loss is fused with the head (TRL, Liger).
+                `reducer.linear_cross_entropy`, without the logits of all tokens in memory. Needed
+                if the Trainer's own loss is fused with the head (TRL, Liger).
         """
         if fused_loss:
             self._fused_loss = FusedLoss(trainer, lambda: self.reducer)
