@@ -319,7 +319,7 @@ class TestDecision:
         """One row per image: the same as per="sample" with its radius, bit for bit."""
         (one, first), (two, second) = make(), make()
         primum.attach(one, first)
-        primum.attach(two, second, per="sample", radius=0.2)
+        primum.attach(two, second, per="sample", radius=0.4)
         for net, stepper in ((one, first), (two, second)):
             train(net, stepper, 5)
         assert all(map(torch.equal, one.parameters(), two.parameters()))
