@@ -173,7 +173,10 @@ class Reducer(Fused):
         self._refuse_fused(losses)
         if not passes:
             listener = self._listener() if self._listener else None
-            if listener is not None and listener.compiled:
+            head = self._head()
+            weight = None if head is None else parameter(head, "weight")
+            frozen = weight is not None and not weight.requires_grad  # it trains something else
+            if frozen or (listener is not None and listener.compiled):
                 return mean
             raise ValueError(
                 f"losses do not depend on the head's output ({self.head_name!r}); compute them "

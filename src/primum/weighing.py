@@ -120,6 +120,8 @@ class Weighing:
         """What this rank has, or why it has nothing."""
         try:
             head = self._check(training)
+            if gradients[0].is_nested:
+                raise Plain("the head ran on a nested tensor, which is not supported; pad it")
             self._skips.settle()
             if not explicit:
                 self._begin(head, several=rows_of(gradients[0], self._per.now) > 1)
@@ -287,6 +289,7 @@ class Weighing:
             self._monitor.fall_back(kind, reason)
         rows = rows_of(gradient, self._per.now)
         unknown = torch.full((rows,), torch.nan, device=gradient.device)
-        evidence = Evidence(lower_bound=unknown.sum(), drift_after=unknown)
-        solution = Solution(torch.zeros_like(unknown), unknown.sum(), 0, evidence)
+        value = torch.full((), torch.nan, device=gradient.device)
+        evidence = Evidence(lower_bound=value, drift_after=unknown)
+        solution = Solution(torch.zeros_like(unknown), value, 0, evidence)
         self._report(unknown, solution, why=reason)

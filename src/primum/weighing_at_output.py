@@ -75,7 +75,7 @@ class WeighingAtOutput(Weighing):
         if outlet is None or weight is None or not weight.requires_grad:
             return None
         # For bookkeeping: of the size that a gradient at the layer's output has, without memory.
-        like = weight.detach()[:, 0].expand(len(gradient), -1)
+        like = weight.detach()[:, 0].expand(gradient.size(0), -1)
         return self._at_output(outlet, gradient, output, ranks, weight, like)
 
     @guarded
