@@ -290,6 +290,18 @@ class TestCompile:
         torch.compiler.reset()
         self.check(model, compiled, reducer)
 
+    def test_a_plain_baseline_of_the_same_class_before_is_said(self) -> None:
+        """torch.compile runs what it compiled for the baseline, which has no hook."""
+        model, optimizer = make(dtype=torch.float32)
+        train(torch.compile(model, backend="aot_eager"), optimizer, 1)
+        model, optimizer = make(dtype=torch.float32)
+        reducer = primum.attach(model, optimizer)
+        compiled = torch.compile(model, backend="aot_eager")
+        with pytest.warns(RuntimeWarning, match=r"another of its class.*torch\.compiler\.reset"):
+            train(compiled, optimizer, 2)
+        torch.compiler.reset()
+        self.check(model, compiled, reducer)
+
     @BACKENDS
     def test_compiled_in_place(self, backend: str) -> None:
         model, optimizer = make(dtype=torch.float32)

@@ -27,10 +27,10 @@ CHUNKS = 4  # Calls of the head in a pass that are taken for a loss computed in 
 TIMED_STEPS = 100
 DEAR = 0.2  # Of the time of a step.
 BYPASS = (
-    "If the model was compiled and run before attaching, call torch.compiler.reset() once after "
-    "it; if the head's weight is used without calling the head (as in F.linear(x, head.weight), "
-    "or a loss that is fused with it), call the head, or compute the loss by "
-    "reducer.linear_cross_entropy"
+    "If the model, or another of its class, was compiled and run before attaching, call "
+    "torch.compiler.reset() once after it; if the head's weight is used without calling the head "
+    "(as in F.linear(x, head.weight), or a loss that is fused with it), call the head, or compute "
+    "the loss by reducer.linear_cross_entropy"
 )
 
 

@@ -71,10 +71,8 @@ class Weighing:
         """
         began = time.perf_counter()
         with torch.no_grad(), no_autocast(gradients[0].device.type):
-            captured, per = (
-                self._prepare(gradients, features, training, explicit, terms),
-                self._per.now,
-            )
+            captured = self._prepare(gradients, features, training, explicit, terms)
+            per = self._per.now
             try:
                 meeting, votes = None, [self._per.vote]
                 if ranks is not None:  # also if there is trouble here: the others wait
@@ -127,8 +125,14 @@ class Weighing:
                 self._begin(head, several=rows_of(gradients[0], self._per.now) > 1)
             self._per.look(gradients, terms)
             unscale = self._rescale.unscale(gradients[0])
+            inputs = samples([each() for each in features], self._per.now)
+            if inputs.shape[-1] != head.in_features:
+                raise Plain(
+                    f"the head was called with {inputs.shape[-1]} features first, but takes "
+                    f"{head.in_features}; pass its input as the first argument"
+                )
             return Captured(
-                samples([each() for each in features], self._per.now),
+                inputs,
                 samples(gradients, self._per.now),
                 unscale=None if explicit else unscale,
                 before=unscale,

@@ -45,7 +45,8 @@ class WeighingAtOutput(Weighing):
         marks: Callable[[], WeighingAtOutput | Outlet | None] = weakref.ref(self)
         if options.output is not None:
             self._monitor.bypass = UNSEEN
-            marks = self._outlet = weakref.ref(Outlet(options.output, self, self.output_name))
+            outlet = Outlet(options.output, self, self.output_name, options.model)
+            marks = self._outlet = weakref.ref(outlet)
         self._output_check = None
         if options.check_output:
             warn = partial(self._monitor.warn, "output")
