@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from primum.compat import parameter, runs_hooks, version
+from primum.compat import parameter, returns, runs_hooks, version
 from primum.effect import Effect
 from primum.rules import on_host, read
 from primum.steps import Steps
@@ -88,6 +88,7 @@ class Monitor:
         self.reached, self._bypassed, self._arrivals = False, 0, 0
         self._spent = self._timed_from = self._timed_to = 0.0
         self.bypass = BYPASS
+        self._used: tuple[weakref.ref[Tensor], int] | None = None
         self._steps_seen = Steps(self, model, head, name, optimizer)
 
     def remove(self) -> None:
@@ -191,12 +192,21 @@ class Monitor:
         weight = None if head is None else parameter(head, "weight")
         if head is not None and weight is not None:
             self._measure(head)
+            grad = weight.grad
+            self._used = None if grad is None else (weakref.ref(grad), version(grad))
         self._time()
         self._notice_no_effect()
         self.reached = self.reached or self.passes > 0
         if not self.reached and weight is not None and weight.grad is not None:
             self._notice_bypass()
         self.passes = 0
+
+    def replaced(self, weight: Tensor) -> bool:
+        """Whether `.grad` will be replaced: a step has used it, and autograd.grad is under way."""
+        grad, used = weight.grad, self._used
+        if grad is None or used is None or used[0]() is not grad or used[1] != version(grad):
+            return False
+        return returns(weight)
 
     def _measure(self, head: nn.Linear) -> None:
         """Call `on_step`; the user's step is made, and an error there must not undo it."""

@@ -137,6 +137,7 @@ class Weighing:
                 unscale=None if explicit else unscale,
                 before=unscale,
                 factor=self._rescale.factor,
+                accumulated=0.0 if self._monitor.replaced(head.weight) else None,
                 tokens=self._per.now == "token",
                 measure=self.measure_exact,
             )
