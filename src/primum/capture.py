@@ -50,7 +50,7 @@ class Pass:
         self._output_nr = output.output_nr
         node = output.grad_fn
         assert node is not None
-        self._accumulator = None if self.weight is None else _accumulator(node, self.weight)
+        self.accumulator = None if self.weight is None else _accumulator(node, self.weight)
         _notes(node)[key] = self
 
     def features(self) -> Tensor:
@@ -74,7 +74,7 @@ class Pass:
         `torch.autograd.grad` for another purpose passes through as well: with respect to the input
         for an adversarial example or a gradient penalty, or to the output in the explicit form.
         """
-        return self._accumulator is None or executes(self._accumulator)
+        return self.accumulator is None or executes(self.accumulator)
 
     @staticmethod
     def of(node: Node, key: object) -> Pass | None:

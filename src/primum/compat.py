@@ -64,15 +64,15 @@ def executes(node: Node) -> bool:
         return True
 
 
-def returns(weight: Tensor) -> bool:
-    """Whether torch.autograd.grad is under way for the gradient of `weight`. Fallback: no."""
+def returns(node: Node) -> bool:
+    """Whether torch.autograd.grad is under way for the leaf of `node`. Fallback: no."""
     ask = private("torch._C", "_will_engine_execute_node")
     try:
         if ask is not None:
-            ask(torch.autograd.graph.get_gradient_edge(weight).node)
+            ask(node)
         return False
-    except (AttributeError, RuntimeError) as error:  # it refuses to answer; or there is no node
-        return "autograd.grad" in str(error)
+    except RuntimeError:  # it refuses to answer
+        return True
 
 
 def executes_in_graph(weight: Tensor) -> bool:

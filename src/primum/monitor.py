@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 from torch.optim import Optimizer
 
 from primum.compat import parameter, returns, runs_hooks, version
@@ -89,6 +90,7 @@ class Monitor:
         self._spent = self._timed_from = self._timed_to = 0.0
         self.bypass = BYPASS
         self._used: tuple[weakref.ref[Tensor], int] | None = None
+        self._returned = False
         self._steps_seen = Steps(self, model, head, name, optimizer)
 
     def remove(self) -> None:
@@ -204,9 +206,14 @@ class Monitor:
     def replaced(self, weight: Tensor) -> bool:
         """Whether `.grad` will be replaced: a step has used it, and autograd.grad is under way."""
         grad, used = weight.grad, self._used
-        if grad is None or used is None or used[0]() is not grad or used[1] != version(grad):
+        returned, self._returned = self._returned, False
+        if not returned or grad is None or used is None:
             return False
-        return returns(weight)
+        return used[0]() is grad and used[1] == version(grad)
+
+    def expect_return(self, accumulator: Node | None) -> None:
+        """At an arrival: note whether torch.autograd.grad takes the gradient of the weight."""
+        self._returned = accumulator is not None and returns(accumulator)
 
     def _measure(self, head: nn.Linear) -> None:
         """Call `on_step`; the user's step is made, and an error there must not undo it."""

@@ -248,6 +248,7 @@ class Reducer(Fused):
                 self._account(head, made, gradient)
             return None
         made.differentiated = gradient.requires_grad
+        self._monitor.expect_return(made.accumulator)
         weighted = self._on_arrival(gradient, made.features, made.training, made.ranks)
         made.release()
         return weighted

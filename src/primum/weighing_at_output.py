@@ -102,6 +102,7 @@ class WeighingAtOutput(Weighing):
         if not self._active() or any(made.differentiated for made in calls):
             self._rescale.miss(like)
             return None
+        self._monitor.expect_return(next((made.accumulator for made in calls), None))
         trouble: Exception | None = None
         terms: str | None = None
         carried = [like]
