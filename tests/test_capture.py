@@ -189,7 +189,7 @@ class TestPass:
             features = below(torch.randn(shape))
             output = head(features)
         waiting = Pass(object(), head, features, output)
-        assert waiting._accumulator is not None
+        assert waiting.accumulator is not None
         answers: list[bool] = []
         output.register_hook(lambda _: answers.append(waiting.trains_head()))
         wanted = [head.weight] if trained else [below.weight]
