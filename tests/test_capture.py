@@ -189,7 +189,7 @@ class TestPass:
             features = below(torch.randn(shape))
             output = head(features)
         waiting = Pass(object(), head, features, output)
-        assert waiting._accumulator is not None
+        assert waiting.accumulator is not None
         answers: list[bool] = []
         output.register_hook(lambda _: answers.append(waiting.trains_head()))
         wanted = [head.weight] if trained else [below.weight]
@@ -287,6 +287,18 @@ class TestCompile:
         with pytest.warns(RuntimeWarning, match=r"bypassed.*torch\.compiler\.reset"):
             train(compiled, optimizer, 1)
         train(compiled, optimizer, 1)  # said once
+        torch.compiler.reset()
+        self.check(model, compiled, reducer)
+
+    def test_a_plain_baseline_of_the_same_class_before_is_said(self) -> None:
+        """torch.compile runs what it compiled for the baseline, which has no hook."""
+        model, optimizer = make(dtype=torch.float32)
+        train(torch.compile(model, backend="aot_eager"), optimizer, 1)
+        model, optimizer = make(dtype=torch.float32)
+        reducer = primum.attach(model, optimizer)
+        compiled = torch.compile(model, backend="aot_eager")
+        with pytest.warns(RuntimeWarning, match=r"another of its class.*torch\.compiler\.reset"):
+            train(compiled, optimizer, 2)
         torch.compiler.reset()
         self.check(model, compiled, reducer)
 

@@ -352,6 +352,27 @@ class TestTrouble:
         assert all(not grad.any() for grad in run.gradients())
 
     @BLOCKS
+    def test_gradients_that_are_returned_and_not_zeroed(self, chunk_size: int | None) -> None:
+        run = Run()
+        for number in range(2):
+            loss = run.fused(*run.batch(number), chunk_size=chunk_size)
+            params = list(run.model.parameters())
+            for param, grad in zip(params, torch.autograd.grad(loss, params), strict=True):
+                param.grad = grad
+            run.optimizer.step()
+        assert report_of(run.reducer).applied
+        assert report_of(run.reducer).fallbacks == 0
+
+    @BLOCKS
+    def test_no_tokens(self, chunk_size: int | None) -> None:
+        run = Run()
+        none = torch.zeros(0, dtype=torch.int64)
+        with pytest.warns(RuntimeWarning, match="nothing to trade off"):
+            run.fused(none, none, chunk_size=chunk_size, reduction="sum").backward()
+        assert all(not grad.any() for grad in run.gradients())
+        assert report_of(run.reducer).fallbacks == 0
+
+    @BLOCKS
     def test_eval_mode_stays_plain(self, chunk_size: int | None) -> None:
         run = Run()
         run.warm_up()

@@ -20,6 +20,14 @@ from words import Run, pair
 BLOCKS = pytest.mark.parametrize("chunk_size", [None, 5], ids=["whole", "blocks"])
 
 
+@pytest.mark.skipif(not hasattr(torch.Tag, "cudagraph_unsafe"), reason="torch 2.8 has no such tag")
+def test_what_runs_python_is_kept_out_of_cuda_graphs() -> None:
+    unsafe = torch.Tag.cudagraph_unsafe
+    assert unsafe in torch.ops.primum.arrive.default.tags
+    assert unsafe in torch.ops.primum.token_gradients.default.tags
+    assert unsafe not in torch.ops.primum.token_losses.default.tags
+
+
 class TestCompiled:
     @pytest.mark.parametrize(("backend", "chunk_size"), [("aot_eager", None), ("inductor", 5)])
     def test_whole_graph(self, backend: str, chunk_size: int | None) -> None:

@@ -39,6 +39,16 @@ def test_is_called_and_its_result_counts(head: nn.Linear) -> None:
     assert torch.equal(head(input=inputs), expected)
 
 
+def test_on_another_module_without_keywords(head: nn.Linear) -> None:
+    """As `torch.ao.quantization.prepare_qat(model, inplace=True)` moves hooks to new modules."""
+    Hook(head, double)
+    other = copy.deepcopy(head)
+    expected = 2 * head.forward(inputs := torch.randn(3, 6))
+    for each in head._forward_hooks.values():
+        other.register_forward_hook(each)
+    assert torch.equal(other(inputs), expected)
+
+
 @pytest.mark.parametrize("prepend", [True, False])
 def test_before_or_after_other_hooks(head: nn.Linear, prepend: bool) -> None:
     seen: list[Tensor] = []

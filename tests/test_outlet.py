@@ -329,6 +329,36 @@ def test_radius_0_and_observe_are_plain_training(name: str) -> None:
     assert torch.equal(results[0], results[2])
 
 
+def test_checkpointed_batch_norm_counts_as_without() -> None:
+    """The second pass runs a checkpointed part again, and its batches do not count."""
+
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = nn.Linear(6, 8)
+            self.norm = nn.BatchNorm1d(8)
+            self.head = nn.Linear(8, 4).requires_grad_(False)
+
+        def forward(self, x: Tensor) -> Any:
+            after = nn.Sequential(self.norm, nn.Tanh(), self.head)
+            return checkpoint(after, self.body(x), use_reentrant=False)
+
+    torch.manual_seed(0)
+    model = Checkpointed()
+    plain = copy.deepcopy(model)
+    reducer = primum.attach(model, optim.SGD(trained(model), lr=0.1))
+    buffers = list(model.buffers())
+    inputs = torch.ones(12, 6).cumsum(0)
+    with pytest.warns(RuntimeWarning, match="batch norm"):
+        model(inputs).square().sum().backward()
+    for each in (plain, model, plain, model, plain):
+        each(inputs).square().sum().backward()
+    assert report_of(reducer).applied
+    assert all(one is other for one, other in zip(model.buffers(), buffers, strict=True))
+    for found, expected in zip(model.buffers(), plain.buffers(), strict=True):
+        assert torch.equal(found, expected)
+
+
 class TestLoops:
     """What the loop does around the backward pass."""
 

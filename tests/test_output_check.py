@@ -271,3 +271,17 @@ def test_an_error_in_the_check_leaves_the_pass_alone(monkeypatch: pytest.MonkeyP
     with pytest.warns(RuntimeWarning, match=r"'head' makes the model's output cannot be seen"):
         model(inputs()).sum().backward()
     model(inputs()).sum().backward()
+
+
+def test_an_output_that_holds_itself() -> None:
+    class Cyclic(Net):
+        def forward(self, x: Tensor) -> Any:
+            found = [super().forward(x)]
+            found.append(found)
+            return found
+
+    model = Cyclic()
+    attached(model)
+    with pytest.warns(RuntimeWarning, match="cannot be seen: RecursionError"):
+        model(inputs())[0].sum().backward()
+    assert not checked(model)

@@ -554,6 +554,7 @@ class TestCost:
                 weighed=False,
                 ranks=None,
                 trains_head=lambda: True,
+                accumulator=None,
                 release=lambda: None,
             )
             for _ in range(2):

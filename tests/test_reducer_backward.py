@@ -108,6 +108,26 @@ class TestOtherBackwards:
         params = list((twin[2] if only_head else twin).parameters())
         assert_close(list(found), list(torch.autograd.grad(losses.mean(), params)), 1e-12)
 
+    @pytest.mark.parametrize("parts", [1, 2])
+    def test_autograd_grad_without_zero_grad(self, parts: int) -> None:
+        """A `.grad` that a step has used does not count; one that a loop adds up itself does."""
+        model, optimizer = make()
+        twin, other = make()
+        reducer, expected = primum.attach(model, optimizer), primum.attach(twin, other)
+        for number in range(3):
+            other.zero_grad()
+            for part in range(parts):
+                inputs, labels = batch(10 * number + part, 24)
+                params = list(model.parameters())
+                found = torch.autograd.grad(F.cross_entropy(model(inputs), labels), params)
+                for param, grad in zip(params, found, strict=True):
+                    param.grad = grad if part == 0 else param.grad + grad
+                F.cross_entropy(twin(inputs), labels).backward()
+                drift = report_of(reducer).drift
+                torch.testing.assert_close(drift, report_of(expected).drift)
+            optimizer.step()
+            other.step()
+
     def test_two_forwards_one_backward(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Each call is weighed on its own: approximate, for neither sees the other's gradient."""
         model, optimizer = make()

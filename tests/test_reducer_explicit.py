@@ -234,6 +234,18 @@ class TestExplicitForm:
         assert torch.equal(reducer(losses), losses.mean())
         assert reducer.last is None
 
+    def test_a_head_that_is_frozen_for_a_phase(self) -> None:
+        model, optimizer = make()
+        reducer = primum.attach(model, optimizer)
+        inputs, labels = batch(0, 24)
+        for trained in (False, True):
+            model[2].requires_grad_(trained)
+            losses = F.cross_entropy(model(inputs), labels, reduction="none")
+            loss = reducer(losses)
+            assert torch.equal(loss, losses.mean()) == (not trained)
+            loss.backward()
+        assert report_of(reducer).fallbacks == 0
+
     def test_eval_mode_is_plain_and_said(self) -> None:
         model, optimizer = make()
         reducer = primum.attach(model, optimizer)

@@ -78,6 +78,20 @@ def test_an_error_leaves_plain_gradients(
     assert report_of(reducer).applied
 
 
+def test_an_input_that_does_not_come_first() -> None:
+    class Masked(nn.Linear):
+        def forward(self, mask: Tensor, hidden: Tensor) -> Tensor:  # type: ignore[override]
+            return super().forward(hidden)
+
+    model = nn.ModuleDict({"body": nn.Linear(6, 8), "head": Masked(8, 4)})
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    reducer = primum.attach(model, optimizer, head="head")
+    hidden = model["body"](torch.randn(24, 6))
+    with pytest.warns(RuntimeWarning, match="called with 3 features first, but takes 8; pass"):
+        model["head"](torch.ones(24, 3), hidden).square().sum().backward()
+    assert report_of(reducer).fallbacks == 1
+
+
 def test_an_error_in_a_compiled_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.compiler.reset()
     model, optimizer = make(dtype=torch.float32)

@@ -152,7 +152,31 @@ class TestTrouble:
             warnings.simplefilter("ignore", RuntimeWarning)  # may or may not count as trouble
             model(torch.zeros(0, 6, dtype=torch.float64)).sum().backward()
         assert report_of(reducer).extra_weights.shape == (0,)
+        assert not report_of(reducer).finite
+        assert "nothing was weighed" in reducer.summary_text()
         assert all(torch.equal(g, torch.zeros_like(g)) for g in gradients(model))
+
+    @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+    @pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
+    @pytest.mark.parametrize("per", ["auto", "token"])
+    def test_nested_tensors(self, layout: torch.layout, per: str) -> None:
+        model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4)).double()
+        optimizer = optim.SGD(model.parameters(), **SGD)
+        sequences = [batch(number, 3 + 2 * number)[0] for number in range(2)]
+
+        def loss(net: nn.Module) -> Tensor:
+            nested = torch.nested.nested_tensor(sequences, layout=layout)
+            return torch.cat([each.flatten() for each in net(nested).unbind()]).square().mean()
+
+        expected = self.plain(model, loss)
+        reducer = primum.attach(model, optimizer, per=per)
+        with pytest.warns(RuntimeWarning, match="ran on a nested tensor.*; pad it"):
+            loss(model).backward()
+        self.assert_equal(gradients(model), expected)
+        optimizer.step()
+        with reducer.paused():
+            loss(model).backward()
+        assert report_of(reducer).fallbacks == 1
 
     def test_no_grad_is_not_our_business(self) -> None:
         model, optimizer = make()

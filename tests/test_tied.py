@@ -176,3 +176,18 @@ def test_nothing_is_kept_alive() -> None:
         assert [ref() for ref in refs] == [None] * 3
     finally:
         gc.enable()
+
+
+def test_an_error_leaves_the_pass_alone() -> None:
+    class Broken:
+        def scale(self, loss: Tensor) -> Tensor:
+            raise ZeroDivisionError("broken")
+
+    model = Tied()
+    optimizer = optim.SGD(model.parameters(), **SGD)
+    reducer = primum.attach(model, optimizer, scaler=Broken())
+    with pytest.warns(RuntimeWarning, match="ZeroDivisionError: broken"):
+        loss_of(model, 0).backward()
+    optimizer.step()
+    assert report_of(reducer).fallbacks == 1
+    assert measured(reducer) is None

@@ -50,7 +50,7 @@ class Pass:
         self._output_nr = output.output_nr
         node = output.grad_fn
         assert node is not None
-        self._accumulator = None if self.weight is None else _accumulator(node, self.weight)
+        self.accumulator = None if self.weight is None else _accumulator(node, self.weight)
         _notes(node)[key] = self
 
     def features(self) -> Tensor:
@@ -74,7 +74,7 @@ class Pass:
         `torch.autograd.grad` for another purpose passes through as well: with respect to the input
         for an adversarial example or a gradient penalty, or to the output in the explicit form.
         """
-        return self._accumulator is None or executes(self._accumulator)
+        return self.accumulator is None or executes(self.accumulator)
 
     @staticmethod
     def of(node: Node, key: object) -> Pass | None:
@@ -157,7 +157,8 @@ def rows_of(gradient: Tensor, per: str) -> int:
     """How many samples, or tokens, a gradient at the head's output is for."""
     if gradient.dim() == 1:
         return 1
-    return gradient.shape[:-1].numel() if per == "token" else len(gradient)
+    # `size`, unlike `shape`, works on nested tensors.
+    return gradient.numel() // max(gradient.size(-1), 1) if per == "token" else gradient.size(0)
 
 
 def reweight(gradients: Sequence[Tensor], extra_weights: Tensor, per: str) -> list[Tensor]:
@@ -201,11 +202,17 @@ class Owner(Protocol):
 # A graph that torch.compile makes can name a listener by number alone.
 _LISTENERS: weakref.WeakValueDictionary[int, Listener] = weakref.WeakValueDictionary()
 
+# For operations that run Python each time, which a CUDA graph (mode="reduce-overhead") would
+# record once and repeat. torch 2.8 has no such tag.
+_TAG = getattr(torch.Tag, "cudagraph_unsafe", None)
+UNRECORDED: Any = {} if _TAG is None else {"tags": (_TAG,)}
+
 
 @torch.library.custom_op(
     "primum::arrive",
     mutates_args=(),
     schema="(Tensor gradient, Tensor features, int number, bool training) -> Tensor",
+    **UNRECORDED,
 )
 def arrive(gradient: Tensor, features: Tensor, number: int, training: bool) -> Tensor:
     """In a compiled backward pass: the gradient to hand on, in new memory."""

@@ -44,10 +44,7 @@ _is_tracing: Any = private("torch.jit", "is_tracing")
 
 
 def eager(function: Function) -> Function:
-    """`function`, excluded from torch.compile.
-
-    The private form imports dynamo when it is first needed; the public one imports it at once.
-    """
+    """`function`, excluded from torch.compile. The private form imports dynamo when needed."""
     disable = private("torch._compile", "_disable_dynamo") or torch.compiler.disable
     kept: Function = disable(function)
     return kept
@@ -67,11 +64,21 @@ def executes(node: Node) -> bool:
         return True
 
 
-def executes_in_graph(weight: Tensor) -> bool:
-    """Whether the backward pass under way will add to `weight.grad`. For compiled graphs.
+def returns(node: Node) -> bool:
+    """Whether torch.autograd.grad is under way for the leaf of `node`. Fallback: no."""
+    ask = private("torch._C", "_will_engine_execute_node")
+    try:
+        if ask is not None:
+            ask(node)
+        return False
+    except RuntimeError:  # it refuses to answer
+        return True
 
-    Custom operations run below autograd, where a tensor has no node; the dispatch keys are put back
-    for a moment to find it. Fallback: yes.
+
+def executes_in_graph(weight: Tensor) -> bool:
+    """Whether the backward pass will add to `weight.grad`, in compiled graphs. Fallback: yes.
+
+    Custom operations run below autograd: the dispatch keys are put back to find the node.
     """
     keys, kinds = private("torch._C", "DispatchKeySet"), private("torch._C", "DispatchKey")
     included = private("torch._C", "_dispatch_tls_local_include_set")
@@ -108,11 +115,7 @@ def inside_functorch() -> bool:
 
 
 def exporting() -> bool:
-    """Whether the model is being exported or traced, and so its hooks must do nothing.
-
-    The flag and not `is_exporting()`, which torch 2.7 takes to be true in every compiled graph.
-    Fallback: no, and torch.export meets the hook.
-    """
+    """Whether the model is exported or traced, so that its hooks must do nothing. Fallback: no."""
     tracing = _is_tracing is not None and bool(_is_tracing())
     return tracing or bool(getattr(torch.compiler, "_is_exporting_flag", False))
 
@@ -200,10 +203,7 @@ def fsdp_modules(model: nn.Module) -> Iterator[Any]:
 
 
 def shard_records(model: nn.Module, head: nn.Module) -> dict[str, tuple[Any, Any]]:
-    """What `fully_shard` keeps of a layer's parameters, by their names: its record, and its group.
-
-    Fallback: nothing is known of them.
-    """
+    """What `fully_shard` keeps of a layer's parameters: record, group. Fallback: nothing."""
     ask = private(
         "torch.distributed.fsdp._fully_shard._fsdp_state",
         "_get_module_fsdp_state",

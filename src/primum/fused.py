@@ -168,7 +168,7 @@ class Fused(WeighingAtOutput):
         """By the gradient at the output, as the hook does: it is small."""
         everything = slice(0, len(source.weight))
         found = source.gradient(everything).to(source.low)
-        features = source.features.view(*like.shape[:-1], -1)
+        features = source.features.view(*like.shape[:-1], source.features.shape[1])
         weighted = self._weigh([found.view(like.shape)], [lambda: features], training, ranks)
         made = Gradients.like(source, needed)
         made.take(source, everything, found if weighted is None else weighted[0].view_as(found))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
+from primum.capture import UNRECORDED
 from primum.compat import no_autocast
 from primum.streamed import Gradients, Streamed, visit
 
@@ -116,6 +117,7 @@ token_gradients = torch.library.custom_op(
     schema="(Tensor rows, Tensor normaliser, Tensor features, Tensor weight, Tensor? bias, "
     f"Tensor targets, {SETTINGS}, SymInt[] leading, int number, bool training, bool together, "
     "bool[] needed) -> (Tensor, Tensor, Tensor)",
+    **UNRECORDED,
 )
 
 

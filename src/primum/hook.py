@@ -27,8 +27,10 @@ class Hook:
     def __init__(
         self, module: nn.Module, function: Callable[..., Any], *, prepend: bool = True
     ) -> None:
-        def call(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-            return function(module, args, kwargs, output)
+        def call(module: nn.Module, args: Any, *rest: Any) -> Any:
+            # Without kwargs where a tool put it on another module, as prepare_qat does.
+            kwargs = rest[0] if len(rest) > 1 else {}
+            return function(module, args, kwargs, rest[-1])
 
         call.__wrapped__ = _scripted  # type: ignore[attr-defined]
         call.__name__ = f"primum_{next(_NUMBERS)}"

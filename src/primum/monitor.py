@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import Node
 from torch.optim import Optimizer
 
-from primum.compat import parameter, runs_hooks, version
+from primum.compat import parameter, returns, runs_hooks, version
 from primum.effect import Effect
 from primum.rules import on_host, read
 from primum.steps import Steps
@@ -27,10 +28,10 @@ CHUNKS = 4  # Calls of the head in a pass that are taken for a loss computed in 
 TIMED_STEPS = 100
 DEAR = 0.2  # Of the time of a step.
 BYPASS = (
-    "If the model was compiled and run before attaching, call torch.compiler.reset() once after "
-    "it; if the head's weight is used without calling the head (as in F.linear(x, head.weight), "
-    "or a loss that is fused with it), call the head, or compute the loss by "
-    "reducer.linear_cross_entropy"
+    "If the model, or another of its class, was compiled and run before attaching, call "
+    "torch.compiler.reset() once after it; if the head's weight is used without calling the head "
+    "(as in F.linear(x, head.weight), or a loss that is fused with it), call the head, or compute "
+    "the loss by reducer.linear_cross_entropy"
 )
 
 
@@ -88,6 +89,8 @@ class Monitor:
         self.reached, self._bypassed, self._arrivals = False, 0, 0
         self._spent = self._timed_from = self._timed_to = 0.0
         self.bypass = BYPASS
+        self._used: tuple[weakref.ref[Tensor], int] | None = None
+        self._returned = False
         self._steps_seen = Steps(self, model, head, name, optimizer)
 
     def remove(self) -> None:
@@ -191,12 +194,26 @@ class Monitor:
         weight = None if head is None else parameter(head, "weight")
         if head is not None and weight is not None:
             self._measure(head)
+            grad = weight.grad
+            self._used = None if grad is None else (weakref.ref(grad), version(grad))
         self._time()
         self._notice_no_effect()
         self.reached = self.reached or self.passes > 0
         if not self.reached and weight is not None and weight.grad is not None:
             self._notice_bypass()
         self.passes = 0
+
+    def replaced(self, weight: Tensor) -> bool:
+        """Whether `.grad` will be replaced: a step has used it, and autograd.grad is under way."""
+        grad, used = weight.grad, self._used
+        returned, self._returned = self._returned, False
+        if not returned or grad is None or used is None:
+            return False
+        return used[0]() is grad and used[1] == version(grad)
+
+    def expect_return(self, accumulator: Node | None) -> None:
+        """At an arrival: note whether torch.autograd.grad takes the gradient of the weight."""
+        self._returned = accumulator is not None and returns(accumulator)
 
     def _measure(self, head: nn.Linear) -> None:
         """Call `on_step`; the user's step is made, and an error there must not undo it."""

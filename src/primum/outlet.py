@@ -12,7 +12,8 @@ operation of the size of the vocabulary is repeated.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
 
@@ -21,7 +22,14 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 
 from primum.capture import Pass, mark, reweight, rows_of
-from primum.compat import current_node, eager, exporting, inside_functorch
+from primum.compat import (
+    batch_norm,
+    current_node,
+    eager,
+    exporting,
+    inside_functorch,
+    version,
+)
 from primum.hook import Hook
 from primum.monitor import Plain
 from primum.ranks import Ranks
@@ -45,13 +53,15 @@ class Outlet:
         module: The module.
         owner: The Reducer.
         name: The module's name, for messages.
+        model: What it is a part of.
 
     Attributes:
         marked: Whether the module has run in eager mode, for the `OutputCheck`.
     """
 
-    def __init__(self, module: nn.Module, owner: Owner, name: str) -> None:
+    def __init__(self, module: nn.Module, owner: Owner, name: str, model: nn.Module) -> None:
         self._owner = weakref.ref(owner)
+        self._norms = weakref.WeakSet(each for each in model.modules() if batch_norm(each))
         self._name = name
         self.marked = False
         self._calls: list[weakref.ref[Pass]] = []  # of the layer, as far as their graphs live
@@ -122,12 +132,31 @@ class Outlet:
         """The gradient at the output of each call of the layer: the second backward pass."""
         self._busy = True
         try:
-            carried = torch.autograd.grad(
-                [edge], list(calls), [gradient.detach()], retain_graph=True
-            )
+            with self._uncounted():
+                carried = torch.autograd.grad(
+                    [edge], list(calls), [gradient.detach()], retain_graph=True
+                )
         finally:
             self._busy = False
         return [each.detach() for each in carried]
+
+    @contextmanager
+    def _uncounted(self) -> Iterator[None]:
+        """A block in which batch norms keep their running statistics.
+
+        With activation checkpointing the second backward pass runs a part of the forward pass
+        again. After the first block only norms that ran again in it are looked after.
+        """
+        own = [(norm, *each) for norm in self._norms for each in norm.named_buffers(recurse=False)]
+        try:
+            for norm, name, buffer in own:
+                setattr(norm, name, buffer.clone())
+            yield
+        finally:
+            changed = (norm for norm, name, _ in own if version(getattr(norm, name)) > 0)
+            self._norms = weakref.WeakSet(changed)
+            for norm, name, buffer in own:
+                setattr(norm, name, buffer)
 
     def mixes(
         self,

@@ -43,17 +43,18 @@ class OutputCheck:
             return
         if not model.training:
             return
-        outputs = [each.grad_fn for each in _tensors(output) if each.grad_fn is not None]
-        if not outputs:
-            return
-        self.remove()
         try:
+            outputs = [each.grad_fn for each in _tensors(output) if each.grad_fn is not None]
+            if not outputs:
+                return
+            self.remove()
             reducer = self._key()
             if reducer is not None and reducer.marked:
                 self._look(outputs)
         except Warning:
             raise  # turned into an error by the user's own filter
         except Exception as error:
+            self.remove()
             self._warn(f"whether {self._name!r} makes the model's output cannot be seen: {error!r}")
 
     def _look(self, outputs: list[Node]) -> None:

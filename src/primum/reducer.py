@@ -175,7 +175,10 @@ class Reducer(Fused):
         self._refuse_fused(losses)
         if not passes:
             listener = self._listener() if self._listener else None
-            if listener is not None and listener.compiled:
+            head = self._head()
+            weight = None if head is None else parameter(head, "weight")
+            frozen = weight is not None and not weight.requires_grad  # it trains something else
+            if frozen or (listener is not None and listener.compiled):
                 return mean
             raise ValueError(
                 f"losses do not depend on the head's output ({self.head_name!r}); compute them "
@@ -247,6 +250,7 @@ class Reducer(Fused):
                 self._account(head, made, gradient)
             return None
         made.differentiated = gradient.requires_grad
+        self._monitor.expect_return(made.accumulator)
         weighted = self._on_arrival(gradient, made.features, made.training, made.ranks)
         made.release()
         return weighted

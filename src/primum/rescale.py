@@ -142,7 +142,7 @@ class Rescale:
         """
         if self._whole:
             return
-        unknown = like.new_full(like.shape[-1:], torch.nan, dtype=_wide(like))
+        unknown = torch.full((like.size(-1),), torch.nan, dtype=_wide(like), device=like.device)
         self._expected = unknown if mean is None else mean(unknown)
 
     @torch.no_grad()
@@ -223,7 +223,10 @@ def _note(rescale: Rescale | None, weight: Tensor) -> None:
     several = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
     grad = weight.grad
     if rescale is not None and grad is not None and not (several or grad.is_sparse):
-        rescale.note(grad)
+        try:
+            rescale.note(grad)
+        except Exception:  # what failed here fails in the pass as well, and is counted there
+            rescale.forget()
 
 
 def _wide(tensor: Tensor) -> torch.dtype:

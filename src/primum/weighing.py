@@ -71,10 +71,8 @@ class Weighing:
         """
         began = time.perf_counter()
         with torch.no_grad(), no_autocast(gradients[0].device.type):
-            captured, per = (
-                self._prepare(gradients, features, training, explicit, terms),
-                self._per.now,
-            )
+            captured = self._prepare(gradients, features, training, explicit, terms)
+            per = self._per.now
             try:
                 meeting, votes = None, [self._per.vote]
                 if ranks is not None:  # also if there is trouble here: the others wait
@@ -120,17 +118,26 @@ class Weighing:
         """What this rank has, or why it has nothing."""
         try:
             head = self._check(training)
+            if gradients[0].is_nested:
+                raise Plain("the head ran on a nested tensor, which is not supported; pad it")
             self._skips.settle()
             if not explicit:
                 self._begin(head, several=rows_of(gradients[0], self._per.now) > 1)
             self._per.look(gradients, terms)
             unscale = self._rescale.unscale(gradients[0])
+            inputs = samples([each() for each in features], self._per.now)
+            if inputs.shape[-1] != head.in_features:
+                raise Plain(
+                    f"the head was called with {inputs.shape[-1]} features first, but takes "
+                    f"{head.in_features}; pass its input as the first argument"
+                )
             return Captured(
-                samples([each() for each in features], self._per.now),
+                inputs,
                 samples(gradients, self._per.now),
                 unscale=None if explicit else unscale,
                 before=unscale,
                 factor=self._rescale.factor,
+                accumulated=0.0 if self._monitor.replaced(head.weight) else None,
                 tokens=self._per.now == "token",
                 measure=self.measure_exact,
             )
@@ -287,6 +294,7 @@ class Weighing:
             self._monitor.fall_back(kind, reason)
         rows = rows_of(gradient, self._per.now)
         unknown = torch.full((rows,), torch.nan, device=gradient.device)
-        evidence = Evidence(lower_bound=unknown.sum(), drift_after=unknown)
-        solution = Solution(torch.zeros_like(unknown), unknown.sum(), 0, evidence)
+        value = torch.full((), torch.nan, device=gradient.device)
+        evidence = Evidence(lower_bound=value, drift_after=unknown)
+        solution = Solution(torch.zeros_like(unknown), value, 0, evidence)
         self._report(unknown, solution, why=reason)

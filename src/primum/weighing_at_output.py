@@ -45,7 +45,8 @@ class WeighingAtOutput(Weighing):
         marks: Callable[[], WeighingAtOutput | Outlet | None] = weakref.ref(self)
         if options.output is not None:
             self._monitor.bypass = UNSEEN
-            marks = self._outlet = weakref.ref(Outlet(options.output, self, self.output_name))
+            outlet = Outlet(options.output, self, self.output_name, options.model)
+            marks = self._outlet = weakref.ref(outlet)
         self._output_check = None
         if options.check_output:
             warn = partial(self._monitor.warn, "output")
@@ -75,7 +76,7 @@ class WeighingAtOutput(Weighing):
         if outlet is None or weight is None or not weight.requires_grad:
             return None
         # For bookkeeping: of the size that a gradient at the layer's output has, without memory.
-        like = weight.detach()[:, 0].expand(len(gradient), -1)
+        like = weight.detach()[:, 0].expand(gradient.size(0), -1)
         return self._at_output(outlet, gradient, output, ranks, weight, like)
 
     @guarded
@@ -101,6 +102,7 @@ class WeighingAtOutput(Weighing):
         if not self._active() or any(made.differentiated for made in calls):
             self._rescale.miss(like)
             return None
+        self._monitor.expect_return(next((made.accumulator for made in calls), None))
         trouble: Exception | None = None
         terms: str | None = None
         carried = [like]
