@@ -40,7 +40,7 @@ def arguments(given: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--checkpoint", type=Path, help="write it after every epoch")
     parser.add_argument("--resume", action="store_true", help="go on from --checkpoint, if there")
     parser.add_argument("--primum", action=argparse.BooleanOptionalAction, default=True)
-    parser.add_argument("--radius", type=float, default=0.2)
+    parser.add_argument("--radius", type=float, default=0.4)
     return parser.parse_args(given)
 
 

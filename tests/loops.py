@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn, optim
 
 from primum import Problem, Reducer, Solution, StepReport, solve
+from primum.positions import RADIUS
 
 SGD: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-3}
 ADAMW: dict[str, Any] = {"lr": 0.01, "weight_decay": 0.1}
@@ -121,5 +122,5 @@ def slow_solution(
         gain = (1 - beta1) / (1 - beta1**t) / ((square / (1 - beta2**t)).sqrt() + group["eps"])
     gram = (per_sample_gradients * gain) @ per_sample_gradients.t()
     drift = per_sample_gradients @ step
-    reach = 0.2 * (step.square() / gain).sum().sqrt()
+    reach = RADIUS["sample"] * (step.square() / gain).sum().sqrt()
     return solve(Problem.dense(gram, drift, reach))

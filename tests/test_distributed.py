@@ -208,7 +208,7 @@ class TestOneProcess:
     def test_losses_of_the_explicit_form_decide(self, results: Results) -> None:
         for found in results["tokens-explicit"]:
             for report in found["reports"]:
-                assert (report["per"], report["radius"]) == ("sample", 0.2)
+                assert (report["per"], report["radius"]) == ("sample", 0.4)
                 assert len(report["weights"]) == 12 + 7
 
     def test_local_is_each_ranks_own(self, results: Results) -> None:

@@ -180,7 +180,7 @@ class TestTokens:
         """A norm and a frozen head alone follow the layer: tokens are weighed, exactly."""
         torch.manual_seed(0)
         model = lora_below().double()
-        optimizer, reducer = started(model, per="token", radius=0.2)
+        optimizer, reducer = started(model, per="token", radius=0.4)
         settings: dict[str, Any] = {"head": "2.mix.lora_b", "lr": SGD["lr"], "gain_one": True}
         most = [
             check_step(model, [optimizer], reducer, losses_on(n, 6, 4), **settings)
@@ -489,7 +489,7 @@ class TestLoops:
 
         torch.manual_seed(0)
         model = Twice().double()
-        optimizer, reducer = started(model, per=per, radius=0.2)
+        optimizer, reducer = started(model, per=per, radius=0.4)
         settings: dict[str, Any] = {"head": "body.mix.lora_b", "lr": SGD["lr"], "gain_one": True}
         for number in range(3):
             check_step(model, [optimizer], reducer, losses_on(number, *shape), **settings)

@@ -217,7 +217,7 @@ class TestTokens:
     def test_of_flat_inputs_they_are_the_samples(self) -> None:
         (one, first), (two, second) = make(), make()
         primum.attach(one, first)
-        primum.attach(two, second, per="token", radius=0.2)
+        primum.attach(two, second, per="token", radius=0.4)
         for net in (one, two):
             torch.manual_seed(0)
             F.cross_entropy(net(torch.randn(9, 6).double()), torch.randint(4, (9,))).backward()

@@ -201,7 +201,7 @@ def radius_of(reducer: primum.Reducer) -> Any:
 
 class TestDecision:
     @pytest.mark.parametrize(
-        ("loss", "per", "radius"), [(long_text, "token", 0.1), (attention, "sample", 0.2)]
+        ("loss", "per", "radius"), [(long_text, "token", 0.1), (attention, "sample", 0.4)]
     )
     @pytest.mark.parametrize("make_one", [primum.attach, primum.observe])
     @pytest.mark.parametrize("compiled", [False, True])
@@ -319,7 +319,7 @@ class TestDecision:
         """One row per image: the same as per="sample" with its radius, bit for bit."""
         (one, first), (two, second) = make(), make()
         primum.attach(one, first)
-        primum.attach(two, second, per="sample", radius=0.2)
+        primum.attach(two, second, per="sample", radius=0.4)
         for net, stepper in ((one, first), (two, second)):
             train(net, stepper, 5)
         assert all(map(torch.equal, one.parameters(), two.parameters()))
@@ -329,16 +329,16 @@ class TestRadius:
     @pytest.mark.parametrize(
         ("settings", "before", "after"),
         [
-            ({}, 0.2, 0.1),
+            ({}, 0.4, 0.1),
             ({"per": "token"}, 0.1, 0.1),
-            ({"per": "sample"}, 0.2, 0.2),
+            ({"per": "sample"}, 0.4, 0.4),
             ({"radius": 0.3}, 0.3, 0.3),
             ({"radius": 0.2}, 0.2, 0.2),
             ({"radius": 0.3, "per": "token"}, 0.3, 0.3),
             ({"recipe": "paper"}, 0.2, 0.2),
             ({"recipe": "paper", "per": "token"}, 0.2, 0.2),
             ({"recipe": "paper", "radius": 0.3}, 0.3, 0.3),
-            ({"recipe": Primum()}, 0.2, 0.2),
+            ({"recipe": Primum()}, 0.4, 0.4),
             ({"recipe": Primum(radius=0.3), "per": "token"}, 0.3, 0.3),
             ({"recipe": Paper(PaperSettings(radius=0.3))}, 0.3, 0.3),
         ],
@@ -484,7 +484,7 @@ class TestSaid:
         step(model, optimizer, attention)
         (record,) = caplog.records
         assert record.levelno == logging.INFO
-        assert "weighing samples, radius 0.2: head 'head' has [6, 9]" in record.getMessage()
+        assert "weighing samples, radius 0.4: head 'head' has [6, 9]" in record.getMessage()
         assert "samples harmed by a step" in reducer.summary_text()
 
     @pytest.mark.parametrize("per", ["sample", "token"])
@@ -520,7 +520,7 @@ class TestVotes:
         own = Per("auto", "head", radius_follows=True)
         recipe: Any = own.settle(votes, Primum(), said=True)
         assert str(own) == per
-        assert recipe.radius == (0.1 if per == "token" else 0.2)
+        assert recipe.radius == (0.1 if per == "token" else 0.4)
 
     def test_what_a_rank_contributes(self) -> None:
         own = Per("auto", "head")

@@ -62,7 +62,7 @@ def attach(
             None. If you pass an inner layer, it is measured and the weights are applied at the
             model's output.
         radius: How far the step may be changed, relative to its own size. 0 is plain training. The
-            default is 0.2 for samples and 0.1 for tokens; the paper's recipe always uses 0.2, and
+            default is 0.4 for samples and 0.1 for tokens; the paper's recipe always uses 0.2, and
             a recipe object its own.
         max_extra_weight: No sample's gradient counts more than `1 + max_extra_weight` times.
         max_iters: Maximum number of solver iterations per step; on accelerators and over ranks,
@@ -201,12 +201,12 @@ def _remove_from(module: nn.Module, kind: type) -> None:
 
 
 def _recipe(recipe: Recipe | str, *, radius: float | None, per: str, **settings: Any) -> Recipe:
-    own = RADIUS["token" if per == "token" and recipe == "primum" else "sample"]
-    settings["radius"] = own if radius is None else radius
     if recipe == "primum":
-        return Primum(**settings)
+        own = RADIUS["token" if per == "token" else "sample"]
+        return Primum(radius=own if radius is None else radius, **settings)
+    given = {} if radius is None else {"radius": radius}
     if recipe == "paper":
-        shared = {name: settings.pop(name) for name in ("radius", "max_extra_weight")}
+        shared = given | {"max_extra_weight": settings.pop("max_extra_weight")}
         settings.pop("exact")  # it always is
         _at_default(settings, "recipe=Paper(PaperSettings(solver_iters=...))")
         paper = import_module("primum.paper")  # on demand: the core does without it
@@ -214,7 +214,7 @@ def _recipe(recipe: Recipe | str, *, radius: float | None, per: str, **settings:
         return chosen
     if isinstance(recipe, str) or not callable(recipe):
         raise ValueError(f'recipe must be "primum", "paper" or a recipe object, got {recipe!r}')
-    _at_default(settings, "the recipe object")
+    _at_default(settings | given, "the recipe object")
     return recipe
 
 

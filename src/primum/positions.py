@@ -16,7 +16,7 @@ from primum.recipe import Primum, Recipe
 Features = Callable[[], Tensor]  # the head's input, which may be gone
 
 CHOICES = ("auto", "sample", "token")
-RADIUS = {"sample": 0.2, "token": 0.1}  # the default for each
+RADIUS = {"sample": 0.4, "token": 0.1}  # the default for each
 
 BLOCK = 1 << 22  # Entries of the gradient that are looked at together: 16 MiB.
 SAME, NONE = 0.9999, 0.01  # Shares of a squared length that count as all of it, and as nothing.

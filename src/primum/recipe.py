@@ -59,7 +59,7 @@ class Primum:
     Arguments as `primum.attach`.
     """
 
-    radius: float = 0.2
+    radius: float = 0.4
     max_extra_weight: float = 2.0
     max_iters: int = 12
     tolerance: float = 0.005

@@ -15,6 +15,7 @@ from torch import Tensor, nn, optim
 
 from loops import report_of
 from primum import Problem, Reducer, StepReport, solve
+from primum.positions import RADIUS
 
 LossesOf = Callable[[nn.Module], Tensor]  # each sample's share of the loss; their sum is the loss
 
@@ -38,7 +39,7 @@ class Explicit:
     def problem(self) -> Problem:
         """Where the gain is 1 (SGD), with the default radius."""
         gram = self.gradients @ self.gradients.t()
-        return Problem.dense(gram, self.drift, 0.2 * self.step.norm())
+        return Problem.dense(gram, self.drift, RADIUS["sample"] * self.step.norm())
 
 
 def assert_solved(report: StepReport, problem: Problem) -> None:

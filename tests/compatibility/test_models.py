@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import primum
 from adapters import LoRA
 from compatibility.oracle import check_step, explicit
-from loops import BOTH, SGD, assert_close, batch, gradients, make, report_of
+from loops import BOTH, PRECISE, SGD, assert_close, batch, gradients, make, report_of
 
 
 class Net(nn.Module):
@@ -301,7 +301,7 @@ def lora(*, on_head: bool) -> tuple[nn.Sequential, optim.Optimizer]:
 def test_frozen_head_of_lora(by_call: bool) -> None:
     """Measured in the adapter, weighed at the head."""
     model, optimizer = lora(on_head=False)
-    reducer = primum.attach(model, optimizer)
+    reducer = primum.attach(model, optimizer, **PRECISE)
     assert (reducer.head_name, reducer.output_name) == ("0.lora_b", "2")
     settings: dict[str, Any] = {"head": "0.lora_b", "lr": SGD["lr"], "gain_one": True}
     most = [

@@ -135,11 +135,15 @@ def test_muon_below_and_adamw_for_the_head(order: int) -> None:
     assert max(most) > 0.01
 
 
-def test_muon_for_the_head_itself() -> None:
-    """No formula, so a dry run: the step is exact, the gain one number for all entries."""
+@pytest.mark.parametrize(("radius", "least"), [(0.2, 0.3), (None, 0.1)])
+def test_muon_for_the_head_itself(radius: float | None, least: float) -> None:
+    """No formula, so a dry run: the step is exact, the gain one number for all entries.
+
+    A rough prediction is good for small changes: a smaller radius removes more.
+    """
     model, _ = make(bias=False)
     optimizers = [optim.SGD(model[0].parameters(), **SGD), optim.Muon([model[2].weight], lr=0.02)]
-    reducer = primum.attach(model, optimizers)
+    reducer = primum.attach(model, optimizers, radius=radius)
     removed = 0.0
     for number in range(6):
         losses_of = losses_on(number)
@@ -149,7 +153,7 @@ def test_muon_for_the_head_itself() -> None:
         step = (model[2].weight - before[2].weight).detach().flatten() / 0.02
         harm = (plain.gradients @ step).clamp_min(0).sum()
         removed += float((plain.harm - harm) / plain.harm) / 6
-    assert removed > 0.2
+    assert removed > least
     assert report_of(reducer).extra_weights.max() > 0.01
 
 

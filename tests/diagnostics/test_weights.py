@@ -20,7 +20,8 @@ from diagnostics.scenes import (
     undisturbed,
 )
 from primum.diagnostics import Probe, first_order, measure, reor, weightings
-from primum.paper import Paper
+from primum.paper import Paper, PaperSettings
+from primum.positions import RADIUS
 from primum.recipe import Primum
 
 NAMES = ["head", "paper", "network", "permuted", "uniform"]
@@ -133,7 +134,7 @@ def test_settings():
 
 def test_more_recipes_are_asked_and_not_disturbed():
     probe = scene("cnn")
-    mine = Paper()
+    mine = Paper(PaperSettings(radius=RADIUS["sample"]))
     kept = copy.deepcopy(mine.state_dict())
     more = {"mine": mine, "tight": Primum(radius=0.05)}
     given = weightings(probe, measure(probe), recipes=more)

@@ -16,9 +16,9 @@ def test_every_arm_is_described_and_can_be_made() -> None:
 
 
 def test_settings_are_read_and_shown() -> None:
-    arm = Arm.parse("primum@radius=0.4,max-iters=50,radius_schedule=fade-cosine")
-    assert arm == Arm("primum", radius=0.4, max_iters=50, radius_schedule="fade-cosine")
-    assert arm.label == "primum@radius=0.4,max_iters=50,radius_schedule=fade-cosine"
+    arm = Arm.parse("primum@radius=0.3,max-iters=50,radius_schedule=fade-cosine")
+    assert arm == Arm("primum", radius=0.3, max_iters=50, radius_schedule="fade-cosine")
+    assert arm.label == "primum@radius=0.3,max_iters=50,radius_schedule=fade-cosine"
     assert Arm.parse(arm.label) == arm
 
 
@@ -44,9 +44,9 @@ def test_common_settings_reach_only_arms_that_accept_them() -> None:
         ("focal@focal_gamma=-1", r"focal_gamma must be >= 0 and finite"),
         ("time-matched@time_factor=0.5", r"time_factor must be between 1 and 100"),
         ("primum@until=0", r"until must be > 0 and at most 1, got 0"),
-        ("primum@radius_low=0.3", r"radius_low must be between 0 and radius \(0.2\), got 0.3"),
+        ("primum@radius_low=0.5", r"radius_low must be between 0 and radius \(0.4\), got 0.5"),
         ("primum@part=tail", r"part must be one of both, head, backbone, got 'tail'"),
-        ("base@radius=0.4", r"arm base does not accept radius; it has no settings"),
+        ("base@radius=0.3", r"arm base does not accept radius; it has no settings"),
         ("paper@max_iters=5", r"arm paper does not accept max_iters"),
     ],
 )

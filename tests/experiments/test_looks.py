@@ -56,7 +56,7 @@ def test_agrees_with_the_diagnostics_and_goes_into_json(scene: Scene) -> None:
     model, optimizer, batch, _ = scene
     found = json.loads(json.dumps(looked(scene)))
     probe = diagnostics.Probe(model, optimizer, nn.CrossEntropyLoss(), batch.inputs, batch.targets)
-    comparison = diagnostics.compare(probe)
+    comparison = diagnostics.compare(probe, radius=0.2)
     depth = diagnostics.by_depth(comparison.interference)
     assert found["layers"] == list(depth.layers)
     assert found["error"] == pytest.approx(depth.error.tolist(), abs=1e-5)

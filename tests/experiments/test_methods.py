@@ -101,7 +101,7 @@ def test_the_networks_weights_are_those_of_the_whole_problem() -> None:
     batch = Batch(torch.randn(6, 4), LABELS, torch.arange(6))
     problem = diagnostics.measure(
         diagnostics.Probe(model, method.optimizer, nn.CrossEntropyLoss(), *batch[:2])
-    ).problem(radius=0.2)
+    ).problem(radius=method.arm.radius)
     method.backward(batch, 3, 4, observed=False)
     expected = primum.solve(problem, 50).extra_weights
     torch.testing.assert_close(method.weights.double(), expected.double(), rtol=1e-3, atol=1e-4)

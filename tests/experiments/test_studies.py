@@ -12,6 +12,7 @@ import pytest
 
 from primum.experiments import language_page, studies, study_results
 from primum.experiments.arms import Arm
+from primum.experiments.default_radius import chosen
 from primum.experiments.job import Place, train_run
 from primum.experiments.pages import ALL, PAGES, make_pages
 from primum.experiments.runs import read_runs
@@ -44,7 +45,8 @@ def test_studies_run_are_packed_and_continue(
     assert files == ["language-radius.jsonl.gz", "tutorial.jsonl.gz", "upgrad.jsonl.gz"]
     runs = read_runs([tmp_path])
     assert len(runs) == sum(len(study.runs()) for study in chosen.values()) == 15
-    assert {run.arm for run in runs} >= {"base", "primum", "network", "upgrad"}
+    arms = {run.arm.partition("@")[0] for run in runs}
+    assert arms >= {"base", "primum", "network", "upgrad"}
     capsys.readouterr()
     assert main(words) == 0
     assert "to do" not in capsys.readouterr().err  # resumed from the tables
@@ -114,6 +116,10 @@ def test_stored_runs_are_found_and_named_whatever_the_default_radius_is(
         assert [run.arm for run in found] == [run.arm for run in results.runs[name]], name
     controls = {run.arm for run in results.runs["controls-sgd"]}
     assert {"primum", "primum@radius=0.4", "permuted", "lr-matched"} <= controls
+
+
+def test_the_default_radius_is_what_the_rule_chooses(results: Results) -> None:
+    assert chosen(results.default_radius()) == RADIUS["sample"]
 
 
 def test_runs_are_finished_and_say_how_they_were_made() -> None:

@@ -102,7 +102,7 @@ class TestTrainer:
         assert len(callback.last.extra_weights) == ROWS
         lines = [each.getMessage() for each in caplog.records if each.name == "primum"]
         assert len(lines) == 1
-        assert "weighing samples, radius 0.2" in lines[0]
+        assert "weighing samples, radius 0.4" in lines[0]
 
     def test_resumed(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         torch.manual_seed(0)

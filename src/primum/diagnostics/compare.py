@@ -12,6 +12,7 @@ from primum.diagnostics.interference import FirstOrder, Interference, first_orde
 from primum.diagnostics.probe import Probe
 from primum.diagnostics.real import RealStep, real_steps
 from primum.diagnostics.weights import reor, weightings
+from primum.positions import RADIUS
 from primum.recipe import Recipe
 
 
@@ -69,7 +70,7 @@ class Comparison:
 def compare(
     probe: Probe,
     *,
-    radius: float = 0.2,
+    radius: float = RADIUS["sample"],
     max_extra_weight: float = 2.0,
     recipes: Mapping[str, Recipe] | None = None,
 ) -> Comparison:

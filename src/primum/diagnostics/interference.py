@@ -11,6 +11,7 @@ from torch import Tensor
 from primum.diagnostics.gradients import gradient_rows, sample_losses
 from primum.diagnostics.layers import Layer, in_turns, layers_of
 from primum.diagnostics.probe import Probe
+from primum.positions import RADIUS
 from primum.problem import Problem
 from primum.update import predict
 
@@ -40,7 +41,7 @@ class Interference:
     lr: Tensor | float
 
     def problem(
-        self, first: int = 0, *, radius: float = 0.2, max_extra_weight: float = 2.0
+        self, first: int = 0, *, radius: float = RADIUS["sample"], max_extra_weight: float = 2.0
     ) -> Problem:
         """The convex problem of layers `first` to the last: 0 for the whole network, -1 the head.
 

@@ -12,6 +12,7 @@ from primum.diagnostics.head import see_head
 from primum.diagnostics.interference import Interference
 from primum.diagnostics.probe import Probe
 from primum.paper import Paper, PaperSettings
+from primum.positions import RADIUS
 from primum.recipe import Primum, Recipe
 from primum.solve import solve
 
@@ -38,7 +39,7 @@ def weightings(
     probe: Probe,
     interference: Interference,
     *,
-    radius: float = 0.2,
+    radius: float = RADIUS["sample"],
     max_extra_weight: float = 2.0,
     recipes: Mapping[str, Recipe] | None = None,
 ) -> dict[str, Tensor]:

@@ -16,6 +16,7 @@ from primum.experiments.options import (
     at_least,
     typed_command,
 )
+from primum.positions import RADIUS
 from primum_cli import COMMANDS, top_level
 
 DEMO_ARMS = ("base", "primum", "permuted", "lr-matched")
@@ -226,7 +227,9 @@ def _inspect(parser: argparse.ArgumentParser) -> None:
                      "measurements (%(default)s)")  # fmt: skip
     how.add_argument("--batches", type=at_least(1), default=1, metavar="N", help="per measurement")
     how.add_argument("--reduce", action="store_true", help="train with primum.attach")
-    how.add_argument("--radius", type=float, default=0.2, metavar="X", help="%(default)s")
+    how.add_argument(
+        "--radius", type=float, default=RADIUS["sample"], metavar="X", help="%(default)s"
+    )
     how.add_argument("--seed", type=at_least(0), default=0, metavar="N")
     how.add_argument("--threads", type=at_least(1), metavar="N", help="of torch; its own default")
     parser.add_argument("-o", "--out", type=Path, default=Path("runs/inspect"), metavar="DIR",

@@ -18,6 +18,7 @@ from primum.experiments.studies import STUDIES
 from primum.experiments.study_results import MAIN, NAMES, Results, in_words, named
 from primum.experiments.tables import Group
 from primum.experiments.text_tables import markdown_table
+from primum.experiments.tuned_page import rate_table, speed_table
 
 RADII = {"base": "0", "primum@radius=0.1": "0.1", "primum": "0.2", "primum@radius=0.4": "0.4",
          "primum@radius=0.8": "0.8"}  # fmt: skip
@@ -176,24 +177,6 @@ def rates(results: Results, study: str) -> str:
     return markdown_table(["learning rate", *names], rows)
 
 
-def rate_table(groups: Sequence[Group]) -> str:
-    """Plain training by learning rate, one row per setting; the best is bold."""
-    found: dict[str, dict[float, float]] = {}
-    for group in groups:
-        rate, base = group.settings["lr"], group.interval("base", "accuracy")
-        name = in_words(group.settings, rate=False)
-        found.setdefault(name, {})[rate] = math.nan if base is None else base.mean
-    rows = []
-    for name, by_rate in found.items():
-        best = max(by_rate.values())
-        tried = [
-            f"**{rate:g}: {value:.2f}**" if value == best else f"{rate:g}: {value:.2f}"
-            for rate, value in sorted(by_rate.items())
-        ]
-        rows.append([name, ", ".join(tried)])
-    return markdown_table(["", "learning rate: accuracy of base, %"], rows)
-
-
 def rivals(results: Results) -> str:
     """Best against best, once the rivals themselves have runs; base's are those of `upgrad`."""
     there = any(run.arm == "mgda" for run in results.runs["rivals"])
@@ -275,6 +258,7 @@ MAKERS: dict[str, Callable[[Results], str]] = {
     "speedrun": lambda r: Budgets(r.runs["speedrun"]).table(NAMES),
     "speedrun-target": lambda r: Budgets(r.runs["speedrun"]).to_target(NAMES),
     "tuned": lambda r: grid(r, "tuned", "", lambda s: in_words(s)),
+    "tuned-speed": lambda r: speed_table(r.groups("tuned")),
     "tuned-rates": lambda r: rate_table(r.groups("tuned-rates")),
     "speedrun-tuning": lambda r: tuning_table(r.groups("speedrun-tuning")),
     "spread": lambda r: spread_table(r.every, NAMES),

@@ -88,7 +88,7 @@ def figure1_runs(scale: Scale) -> dict[str, RunSettings]:
             schedule="constant",
             steps=2,
             observe_every=1,
-            look=LookSettings(every=2),
+            look=LookSettings(every=2, radius=0.2),
         )
         vit = replace(smoke, model="vit-micro", optimizer="adamw")
         return {"cnn-small, SGD": smoke, "vit-micro, AdamW": vit}
@@ -100,7 +100,7 @@ def figure1_runs(scale: Scale) -> dict[str, RunSettings]:
         schedule="constant",
         steps=steps,
         observe_every=1,
-        look=LookSettings(every=steps, batches=20 if full else 10),
+        look=LookSettings(every=steps, batches=20 if full else 10, radius=0.2),
     )
     vit = replace(
         common,

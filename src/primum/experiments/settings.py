@@ -16,6 +16,7 @@ from primum.experiments.models import MODELS
 from primum.experiments.models.norms import Norm
 from primum.experiments.schedules import ScheduleName
 from primum.experiments.texts import TextSettings, Tokens, digest_of
+from primum.positions import RADIUS
 
 VERSION = 1  # raise it when the same settings no longer give the same numbers
 
@@ -33,7 +34,7 @@ class LookSettings:
 
     every: int = 50
     batches: int = 1
-    radius: float = 0.2
+    radius: float = RADIUS["sample"]
     lr_factors: tuple[float, ...] = (0.25, 1.0, 4.0)
 
     def __post_init__(self) -> None:
