@@ -83,4 +83,4 @@ def test_what_counts_is_the_backward_pass() -> None:
 
 def test_documented() -> None:
     text = " ".join((inspect.getdoc(primum.Reducer.paused) or "").split())
-    assert "`torch.autograd.grad(loss, parameters)` is reweighted like training" in text
+    assert "`torch.autograd.grad(loss, parameters)` is otherwise reweighted like training" in text

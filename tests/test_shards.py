@@ -188,7 +188,7 @@ class TestOneProcess:
         assert one["params"] == two["params"] != expected["params"]
         first = one["reports"][0]
         assert first["drift"] == pytest.approx(
-            [4 * each for each in alone("divide")["reports"][0]["drift"]], rel=0.01
+            [4 * each for each in alone("divide")["reports"][0]["drift"]], rel=0.01, abs=1e-5
         )
 
     def test_observing_leaves_the_gradients_alone(self, results: Results) -> None:

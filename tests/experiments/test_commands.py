@@ -42,10 +42,10 @@ def files_in(out: Path) -> list[Path]:
 
 def test_all_arms(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
-    words = ["--arms", *ARMS, "primum@radius=0.4", "--seeds", "2", "--out", str(out), *TINY_WORDS]
+    words = ["--arms", *ARMS, "primum@radius=0.3", "--seeds", "2", "--out", str(out), *TINY_WORDS]
     assert main(words) == 0
     printed = capsys.readouterr()
-    for arm in (*ARMS, "primum@radius=0.4"):
+    for arm in (*ARMS, "primum@radius=0.3"):
         assert f"\n{arm} " in printed.out
     assert len(runs_in(out)) == 2 * (len(ARMS) + 1)
     assert not list((out / "checkpoints").iterdir())

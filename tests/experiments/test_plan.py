@@ -35,7 +35,7 @@ def test_the_same_run_is_made_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arm", "missing"), [("lr-matched@radius=0.4", "primum@radius=0.4"), ("time-matched", "primum")]
+    ("arm", "missing"), [("lr-matched@radius=0.3", "primum@radius=0.3"), ("time-matched", "primum")]
 )
 def test_what_a_matched_arm_needs_is_asked_for(arm: str, missing: str) -> None:
     with pytest.raises(UserError, match=f"is matched to {missing}; add {missing} to --arms"):

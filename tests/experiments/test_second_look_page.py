@@ -33,7 +33,7 @@ def test_one_row_per_arm_with_both_differences() -> None:
 
 
 def test_every_arm_of_the_study_has_a_name() -> None:
-    assert {run.arm.label for run in STUDIES["second-look"].runs()} == NAMES.keys()
+    assert {run.arm.label_at(0.2) for run in STUDIES["second-look"].runs()} == NAMES.keys()
 
 
 def test_the_guides_sentence_has_the_figures_of_the_runs() -> None:
