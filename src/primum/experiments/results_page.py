@@ -258,6 +258,7 @@ MAKERS: dict[str, Callable[[Results], str]] = {
     "speedrun": lambda r: Budgets(r.runs["speedrun"]).table(NAMES),
     "speedrun-target": lambda r: Budgets(r.runs["speedrun"]).to_target(NAMES),
     "tuned": lambda r: grid(r, "tuned", "", lambda s: in_words(s)),
+    "tuned-controls": lambda r: arms_table(r, "tuned-controls"),
     "tuned-speed": lambda r: speed_table(r.groups("tuned")),
     "tuned-rates": lambda r: rate_table(r.groups("tuned-rates")),
     "speedrun-tuning": lambda r: tuning_table(r.groups("speedrun-tuning")),

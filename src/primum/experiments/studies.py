@@ -31,7 +31,7 @@ from primum.experiments.speedrun import speedrun_runs, tuning_runs
 from primum.experiments.store import Store
 from primum.experiments.study import Study
 from primum.experiments.sweep import run_sweep
-from primum.experiments.tuned import rate_runs, tuned_runs
+from primum.experiments.tuned import control_runs, rate_runs, tuned_runs
 from primum.experiments.tutorial_runs import tiny, tutorial_runs
 
 SMALL = "--radius 0.2 --train-size 5000 --test-size 5000 --evaluate-every 2"
@@ -88,6 +88,12 @@ _ALL = (
         "Longer training of the small networks at base's best learning rate: what is gained?",
         own_runs=tuned_runs,
         smoke_runs=partial(tuned_runs, smoke=True),
+    ),
+    Study(
+        "tuned-controls",
+        "Where the gain is largest: is it a larger step, or a damped common shift of the logits?",
+        own_runs=control_runs,
+        smoke_runs=partial(control_runs, smoke=True),
     ),
     Study(
         "controls-sgd",

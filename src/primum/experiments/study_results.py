@@ -35,6 +35,8 @@ NAMES = {  # on the page; others keep theirs
     "primum@radius=0.8": "primum, radius 0.8",
     "primum@radius=0.4,radius_schedule=grow-linear": "radius 0 to 0.4",
     "primum@radius=0.4,radius_schedule=fade-linear": "radius 0.4 to 0",
+    **{f"{arm}@radius=0.4": f"{arm}, radius 0.4" for arm in ("permuted", "normalised")},
+    "lr-matched@radius=0.4": "lr-matched to radius 0.4",
     "upgrad@upgrad_scale=mean-1": "upgrad, mean 1",
     "upgrad-network": "upgrad, whole network",
     "upgrad-network@upgrad_scale=mean-1": "upgrad, whole network, mean 1",
