@@ -133,7 +133,7 @@ class TestShards:
         reducer = primum.attach(model, sgd(model))
         state = {name: value.clone() for name, value in model.state_dict().items()}
         model.load_state_dict(state, assign=True)
-        with pytest.warns(RuntimeWarning, match=r"parameters are others than .*attach again"):
+        with pytest.warns(RuntimeWarning, match=r"parameters were replaced .*attach again"):
             train(model, sgd(model), 1)
         assert reducer.last is not None
         assert not reducer.last.applied

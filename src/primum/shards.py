@@ -86,7 +86,7 @@ class Shards:
             now, own = shard_of(record), self._params.get(part)
             if now is not None and own is not None and now is not own:
                 return (
-                    "the head's parameters are others than when primum was attached "
+                    "the head's parameters were replaced after primum was attached "
                     "(load_state_dict(assign=True)?); make the optimizer and attach again"
                 )
             if partly_reduced(group):

@@ -23,9 +23,9 @@ from primum.ranks import Ranks
 from primum.weighing import Weighing
 
 UNSEEN = (
-    "The way from the output back to it must be a graph of eager mode: torch.compile hides it, "
-    "and so does torch.utils.checkpoint with use_reentrant=True; compile nothing from that layer "
-    "on, and pass use_reentrant=False"
+    "The autograd graph from that layer to the output must be one of eager mode: torch.compile "
+    "hides it, and so does torch.utils.checkpoint with use_reentrant=True; compile nothing from "
+    "that layer on, and pass use_reentrant=False"
 )
 
 
@@ -109,9 +109,9 @@ class WeighingAtOutput(Weighing):
         try:
             if not calls:
                 raise Plain(
-                    f"{self._name!r}, the layer that is measured, is not seen behind the output "
-                    f"of {self.output_name!r}. {UNSEEN}. If it is no part of it, pass head= a "
-                    "layer that is"
+                    f"{self._name!r}, the layer that is measured, is not found in the autograd "
+                    f"graph of {self.output_name!r}'s output. {UNSEEN}. If that output does not "
+                    "depend on it, pass head= a layer that it depends on"
                 )
             edges = list(calls.values())
             began = time.perf_counter()
