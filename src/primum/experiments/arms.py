@@ -260,10 +260,9 @@ class Arm:
 
     def label_at(self, radius: float) -> str:
         """The label if this radius were the default."""
-        changed = {"radius": self.radius, **self._changed()}
-        if self.radius == radius or "radius" not in ARMS[self.name].accepts:
-            del changed["radius"]
-        return self._labelled(changed)
+        changed = {name: value for name, value in self._changed().items() if name != "radius"}
+        differs = self.radius != radius and "radius" in ARMS[self.name].accepts
+        return self._labelled({"radius": self.radius, **changed} if differs else changed)
 
     def _labelled(self, changed: Mapping[str, Any]) -> str:
         settings = ",".join(f"{key}={value}" for key, value in changed.items())

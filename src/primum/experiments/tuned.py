@@ -67,9 +67,8 @@ def control_runs(seeds: Iterable[int] = range(3), *, smoke: bool = False) -> lis
     """Controls of the largest radius in the setting that gains most, seed by seed."""
     arms = [Arm.parse(arm) for arm in CONTROLS]
     (resnet,) = (s.run for s in SETTINGS if (s.run.model, s.run.optimizer) == ("resnet20", "sgd"))
-    return (
-        [tiny(run) for run in plan([resnet], arms, [0])] if smoke else plan([resnet], arms, seeds)
-    )
+    runs = plan([resnet], arms, range(1) if smoke else seeds)
+    return [tiny(run) for run in runs] if smoke else runs
 
 
 def tuned_runs(seeds: Iterable[int] | None = None, *, smoke: bool = False) -> list[RunSettings]:
