@@ -48,14 +48,26 @@ def test_how_much_shorter_a_schedule_may_be(budgets: Budgets) -> None:
     assert crossing({}, 40.0) is None
 
 
+def test_over_all_budgets(budgets: Budgets) -> None:
+    ahead = budgets.overall("ahead")
+    assert ahead is not None
+    assert (ahead.mean, ahead.count) == (pytest.approx(5.0), 9)
+    assert ahead.half_width < budgets.tests()["ahead", 4].interval.half_width
+    assert budgets.overall("base") is None
+    partly = Budgets([*(run("base", 0, n, 0.5) for n in (2, 4)), run("ahead", 0, 2, 0.6)])
+    assert partly.overall("ahead") is None
+
+
 def test_table_and_plot(budgets: Budgets) -> None:
     head, _, *rows = budgets.table({"ahead": "an arm"}).splitlines()
-    assert head == "|  | 2 epochs | 4 epochs | 8 epochs | equal at | time x |"
+    assert head == "|  | 2 epochs | 4 epochs | 8 epochs | all | equal at | time x |"
     cells = {row.split(" | ")[0].removeprefix("| "): row.split(" | ")[1:] for row in rows}
     assert set(cells) == {"base", "an arm", "slow"}
     assert cells["base"][0] == "60.10 ± 0.25 [3]"
     assert cells["an arm"][1].startswith("+5.00 ± 0.23 (<0.001) [3]")
     assert cells["slow"][-1] == "2.00 |"
+    assert cells["base"][3] == "–"
+    assert cells["an arm"][3].startswith("+5.00 ± 0.10")  # three budgets: narrower than each alone
     figure = budgets.plot()
     labels = figure.axes[0].get_legend_handles_labels()[1]
     assert labels == ["ahead"]  # the other lacks a seed

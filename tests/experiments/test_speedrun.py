@@ -14,6 +14,7 @@ from primum.experiments.speedrun import (
     MORE,
     TUNED,
     TUNING_SEED,
+    best_precision,
     recipe,
     speedrun_runs,
     tuned,
@@ -60,6 +61,18 @@ def test_stopped_anywhere_it_is_a_fair_comparison() -> None:
     assert {(run.train_size, run.epochs, run.views) for run in full} == {(30_000, 2, 6)}
 
 
+@pytest.mark.parametrize(("fast", "precision"), [(True, "bf16"), (False, "fp32")])
+def test_precision_is_what_the_processor_is_fast_in(
+    monkeypatch: pytest.MonkeyPatch, fast: bool, precision: str
+) -> None:
+    monkeypatch.setattr("primum.experiments.speedrun.computes_bf16", lambda device: fast)
+    assert best_precision("cpu") == precision
+    assert {run.precision for run in speedrun_runs("small", precision=best_precision("cpu"))} == {
+        precision
+    }
+    assert {run.precision for run in speedrun_runs("small")} == {"bf16"}  # keys do not depend on it
+
+
 def test_tuning_uses_a_seed_that_is_not_compared_and_base_alone() -> None:
     runs = tuning_runs()
     assert {run.arm.name for run in runs} == {"base"}
@@ -80,7 +93,7 @@ def test_the_command_smoke(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert str(tmp_path) not in (folder / "speedrun.md").read_text()
     assert (folder / "speedrun.png").stat().st_size > 5000
     store = Store(folder)
-    for run in speedrun_runs("smoke"):
+    for run in speedrun_runs("smoke", precision=best_precision("cpu")):
         record = store.find(run)
         assert record is not None
         assert record.final["views_test_accuracy"] is not None

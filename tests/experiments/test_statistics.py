@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from primum.experiments.statistics import family, holm, interval, smallest_effect
+from primum.experiments.statistics import family, holm, interval, pooled, smallest_effect
 
 ARM = [90.1, 91.4, 89.7, 92.0, 90.8]
 REFERENCE = [89.0, 90.9, 89.9, 90.7, 90.0]
@@ -54,6 +54,32 @@ def test_a_difference_needs_the_corrected_p_value() -> None:
 
 def test_one_seed_gives_no_verdict() -> None:
     assert family({0: ([5.0], [1.0])})[0].verdict == "one seed"
+
+
+def test_one_pooled_pair_is_welchs_interval() -> None:
+    alone = family({"arm": (ARM, REFERENCE[:3])})["arm"].interval
+    found = pooled([(ARM, REFERENCE[:3])])
+    assert (found.mean, found.half_width) == pytest.approx((alone.mean, alone.half_width))
+    assert found.count == 3
+
+
+def test_pooled_intervals_cover_the_true_mean() -> None:
+    """Three settings with other means and spreads, three seeds each, drawn 2,000 times."""
+    random = np.random.default_rng(0)
+    covered = 0
+    for _ in range(2000):
+        pairs = [
+            ((random.normal(level + gain, spread, 3)), random.normal(level, spread, 3))
+            for level, gain, spread in ((80, 0.5, 0.3), (85, 0.0, 0.5), (90, -0.2, 0.2))
+        ]
+        found = pooled(pairs)
+        covered += abs(found.mean - 0.1) <= found.half_width
+    assert 0.935 <= covered / 2000 <= 0.975
+
+
+def test_pooled_without_spread_or_with_one_seed() -> None:
+    assert pooled([([2.0, 2.0], [1.0, 1.0])]).half_width == 0.0
+    assert math.isnan(pooled([(ARM, REFERENCE), ([1.0], [2.0])]).half_width)
 
 
 def test_no_spread_at_all() -> None:

@@ -101,3 +101,20 @@ def test_workers_and_ranks_at_once(place: Place, monkeypatch: pytest.MonkeyPatch
 def test_a_matched_run_whose_reference_is_missing(place: Place) -> None:
     with pytest.raises(UserError, match="lr-matched, seed 0: the runs it is matched to"):
         run_sweep([tiny("lr-matched")], place, quiet())
+
+
+@pytest.mark.parametrize(
+    ("precision", "fast", "warned"),
+    [("bf16", False, True), ("bf16", True, False), ("fp32", False, False)],
+)
+def test_bf16_on_a_processor_without_it_is_announced(
+    place: Place, monkeypatch: pytest.MonkeyPatch, precision: str, fast: bool, warned: bool
+) -> None:
+    monkeypatch.setattr(sweep, "computes_bf16", lambda device: fast)
+    printed = io.StringIO()
+    runs = [replace(run, precision=precision) for run in RUNS[:1]]
+    run_sweep(runs, place, Progress(printed))
+    assert (sweep.SLOW in printed.getvalue()) == warned
+    again = io.StringIO()
+    run_sweep(runs, place, Progress(again))  # nothing to do
+    assert sweep.SLOW not in again.getvalue()

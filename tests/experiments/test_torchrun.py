@@ -17,7 +17,7 @@ from primum.experiments.cli import main
 from primum.experiments.errors import UserError
 from primum.experiments.runs import read_runs
 from primum.experiments.settings import LookSettings
-from primum.experiments.torchrun import Ranks, check_device, current, joined
+from primum.experiments.torchrun import Ranks, check_device, computes_bf16, current, joined
 
 WORDS = ["compare", "--arms", "primum", "paper", "permuted", "--seeds", "1", *TINY_WORDS]
 
@@ -92,3 +92,13 @@ def test_each_has_a_device_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert Ranks(1, 2).device("cuda") == torch.device("cuda", 1)
     assert Ranks(1, 2).device("cpu") == Ranks().device("cpu") == torch.device("cpu")
+
+
+def test_whether_a_device_computes_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    for known in (True, False):
+        monkeypatch.setattr(
+            torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda known=known: known
+        )
+        assert computes_bf16("cpu") is known
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda known=known, **_: known)
+        assert computes_bf16("cuda") is known

@@ -13,7 +13,7 @@ from primum.diagnostics.figures.style import canvas, looks, styled
 from primum.experiments.formatting import show, show_mean, with_p
 from primum.experiments.runs import RunRecord
 from primum.experiments.speedrun import tuned
-from primum.experiments.statistics import Difference, Interval, family, interval
+from primum.experiments.statistics import Difference, Interval, family, interval, pooled
 from primum.experiments.tables import Group, group_runs
 from primum.experiments.text_tables import markdown_table
 
@@ -23,7 +23,8 @@ NOTE = (
     "schedule of that many epochs. Differences from base are in points, with Welch's 95% interval, "
     "Holm's p-value over the whole table, and the number of seeds. equal at: epochs of a schedule "
     "whose accuracy, interpolated over the logarithm of its length, is base's at the longest "
-    "budget. time x: time per step relative to base."
+    "budget. time x: time per step relative to base. all: mean difference over the budgets, each "
+    "counting alike, with its 95% interval, not corrected."
 )
 
 TARGET = (
@@ -63,6 +64,12 @@ class Budgets:
                 found[epochs] = interval(pair[0]).mean
         return found
 
+    def overall(self, arm: str) -> Interval | None:
+        """Mean difference from base over all budgets; None if the arm lacks one of them."""
+        pairs = [group.pair(arm, "base", METRIC) for group in self.groups.values()]
+        known = [pair for pair in pairs if pair is not None]
+        return pooled(known) if arm != "base" and len(known) == len(pairs) else None
+
     def equal_at(self, arm: str) -> float | None:
         """Epochs at which an arm has base's accuracy of the longest budget; None if never."""
         base, own = self.means("base"), self.means(arm)
@@ -81,11 +88,12 @@ class Budgets:
                     test = tests.get((arm, epochs))
                     shown = with_p(test, 2)
                     row.append(shown if test is None else f"{shown} [{test.interval.count}]")
+            row.append(show(self.overall(arm), 2, sign="+"))
             equal = self.equal_at(arm)
             row.append("–" if equal is None else f"{equal:.1f}")
             row.append(show_mean(self._time(arm), 2))
             rows.append(row)
-        head = ["", *(f"{epochs} epochs" for epochs in self.groups), "equal at", "time x"]
+        head = ["", *(f"{epochs} epochs" for epochs in self.groups), "all", "equal at", "time x"]
         return markdown_table(head, rows)
 
     def to_target(self, names: Mapping[str, str] | None = None) -> str:

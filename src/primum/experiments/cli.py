@@ -97,8 +97,8 @@ def _run(name: str, arguments: argparse.Namespace, parser: argparse.ArgumentPars
             from primum.experiments.speedrun_command import speedrun
 
             return speedrun(arguments)
-        if arguments.train_size is not None or arguments.budgets:
-            parser.error("--train-size and --budgets are options of speedrun alone")
+        if arguments.train_size is not None or arguments.budgets or arguments.precision:
+            parser.error("--train-size, --budgets and --precision are options of speedrun alone")
         return reproduce(arguments)
     if name == "inspect":
         from primum.experiments.commands import inspect
@@ -196,6 +196,8 @@ def _reproduce(parser: argparse.ArgumentParser) -> None:
                         "instead of the scale's own")  # fmt: skip
     parser.add_argument("--budgets", type=at_least(1), nargs="+", default=[], metavar="N",
                         help="speedrun: epochs of the schedules")  # fmt: skip
+    parser.add_argument("--precision", choices=("bf16", "fp32"), help="speedrun: bf16 if the "
+                        "device computes in it, else fp32")  # fmt: skip
     parser.add_argument(
         "--resume",
         action=argparse.BooleanOptionalAction,

@@ -31,10 +31,10 @@ class Progress:
         """Announce `todo` runs."""
         self._total, self._since = todo, monotonic()
         if skipped:
-            self._say(f"{skipped} run(s) already finished; they are kept.")
+            self.say(f"{skipped} run(s) already finished; they are kept.")
         if not todo:
             return
-        self._say(f"{todo} run(s) to do. Ctrl-C stops; the same command continues.")
+        self.say(f"{todo} run(s) to do. Ctrl-C stops; the same command continues.")
         if self._stream.isatty():
             form = "{desc}: {percentage:3.0f}%|{bar}| {postfix[0]}"
             self._bar = tqdm(
@@ -54,7 +54,7 @@ class Progress:
         self._first.setdefault(run.key, 0.0)
         shown = _result(run, record)
         if self._bar is None:
-            self._say(
+            self.say(
                 f"[{self._finished}/{self._total}] {record.name}, {record.arm}, seed {run.seed}"
                 f", {shown}, {record.seconds or 0:.0f} s of training; {self._left()}"
             )
@@ -81,7 +81,8 @@ class Progress:
             self._bar.postfix[0] = f"{self._finished} of {self._total} runs, {self._left()}"
             self._bar.refresh()
 
-    def _say(self, line: str) -> None:
+    def say(self, line: str) -> None:
+        """Write a line of its own."""
         print(line, file=self._stream, flush=True)
 
 

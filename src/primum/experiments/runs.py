@@ -16,6 +16,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import primum
 from primum.experiments.errors import UserError
 from primum.experiments.files import write_bytes, write_text
@@ -203,6 +205,7 @@ def environment(workers: int = 1, threads: int = 1) -> dict[str, str]:
         **{package: version(package) for package in PACKAGES},
         "system": f"{platform.system()} {platform.machine()}",
         "processor": processor(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
         "processor cores": str(os.cpu_count()),
     }
     if threads == 1:

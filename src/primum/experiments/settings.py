@@ -18,6 +18,7 @@ from primum.experiments.schedules import ScheduleName
 from primum.experiments.texts import TextSettings, Tokens, digest_of
 from primum.positions import RADIUS
 
+Precision = Literal["fp32", "bf16", "fp16"]
 VERSION = 1  # raise it when the same settings no longer give the same numbers
 
 
@@ -140,8 +141,8 @@ class RunSettings:
         (1, 2, 6),
         "images",
     )
-    precision: Literal["fp32", "bf16", "fp16"] = _option(
-        "fp32", str, "autocast; fp16 with a GradScaler", ("fp32", "bf16", "fp16")
+    precision: Precision = _option(  # noqa: RUF009
+        "fp32", str, "autocast; fp16 with a GradScaler", get_args(Precision)
     )
     clip: float | None = _option(None, float, "largest norm of the gradient")
     device: str = _option("cpu", str, "cpu, cuda, ...")

@@ -9,7 +9,7 @@ from primum.experiments.budgets import NOTE, TARGET, Budgets
 from primum.experiments.commands import place_of, progress_of, write_summary
 from primum.experiments.errors import UserError
 from primum.experiments.files import write_text
-from primum.experiments.speedrun import NOTES, speedrun_runs
+from primum.experiments.speedrun import NOTES, best_precision, speedrun_runs
 from primum.experiments.sweep import run_sweep
 from primum.experiments.tables import group_runs
 from primum.experiments.torchrun import joined
@@ -30,6 +30,7 @@ def speedrun(arguments: argparse.Namespace) -> int:
             budgets=arguments.budgets,
             train_size=arguments.train_size,
             device=arguments.device,
+            precision=arguments.precision or best_precision(arguments.device),
         )
         records = run_sweep(runs, place, progress_of(ranks))
     if not ranks.leads:

@@ -90,6 +90,24 @@ def family(pairs: Mapping[Key, tuple[Sequence[float], Sequence[float]]]) -> dict
     }
 
 
+def pooled(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Interval:
+    """Mean over several settings of the first group minus the second, each setting counting alike.
+
+    Variances add up; the degrees of freedom are Welch and Satterthwaite's. For one pair this is
+    Welch's interval.
+    """
+    groups = [group for pair in pairs for group in pair]
+    mean = float(np.mean([np.mean(first) - np.mean(second) for first, second in pairs]))
+    count = sum(min(map(len, pair)) for pair in pairs)
+    if min(map(len, groups)) < 2:
+        return Interval(mean, math.nan, count)
+    parts = np.array([np.var(group, ddof=1) / len(group) for group in groups]) / len(pairs) ** 2
+    if not parts.any():
+        return Interval(mean, 0.0, count)
+    freedom = parts.sum() ** 2 / sum(parts**2 / np.array([len(group) - 1 for group in groups]))
+    return Interval(mean, stats.t.ppf(0.5 + LEVEL / 2, freedom) * parts.sum() ** 0.5, count)
+
+
 def holm(p_values: Sequence[float]) -> list[float]:
     """P-values adjusted for multiple tests (Holm, 1979); NaN stays NaN and does not count."""
     known = sorted((p, place) for place, p in enumerate(p_values) if not math.isnan(p))

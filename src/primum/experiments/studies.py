@@ -31,11 +31,15 @@ from primum.experiments.speedrun import speedrun_runs, tuning_runs
 from primum.experiments.store import Store
 from primum.experiments.study import Study
 from primum.experiments.sweep import run_sweep
-from primum.experiments.tuned import control_runs, rate_runs, tuned_runs
+from primum.experiments.tuned import rate_runs, tuned_runs
 from primum.experiments.tutorial_runs import tiny, tutorial_runs
 
 SMALL = "--radius 0.2 --train-size 5000 --test-size 5000 --evaluate-every 2"
 LARGE = "--radius 0.2 --train-size 10000 --test-size 5000 --evaluate-every 4"
+RESNET = (
+    "--model resnet20 --lr 0.05 --train-size 5000 --test-size 5000 --epochs 8 --evaluate-every 2"
+)
+STABLE = "--warmup 1 --clip 1"
 MAIN = "base paper primum primum@radius=0.4"
 CONTROLS = (
     "base paper primum primum@radius=0.1 primum@radius=0.4 permuted normalised lr-matched "
@@ -88,12 +92,6 @@ _ALL = (
         "Longer training of the small networks at base's best learning rate: what is gained?",
         own_runs=tuned_runs,
         smoke_runs=partial(tuned_runs, smoke=True),
-    ),
-    Study(
-        "tuned-controls",
-        "Where the gain is largest: is it a larger step, or a damped common shift of the logits?",
-        own_runs=control_runs,
-        smoke_runs=partial(control_runs, smoke=True),
     ),
     Study(
         "controls-sgd",
@@ -162,6 +160,22 @@ _ALL = (
         "A ResNet-20",
         "--radius 0.2 --model resnet20 --train-size 5000 --test-size 2000 --epochs 8 "
         "--arms base paper primum",
+    ),
+    Study(
+        "resnet-controls",
+        "Where the gain is largest: is it a larger step, or a damped common shift of the logits?",
+        f"{RESNET} --arms base primum@radius=0.4 damped lr-matched@radius=0.4 permuted@radius=0.4",
+    ),
+    Study(
+        "resnet-stabilised",
+        "The same network with a warm-up and clipped gradients: what is left of the gain?",
+        f"{RESNET} {STABLE} --arms base primum@radius=0.4",
+    ),
+    Study(
+        "cnn-stabilised",
+        "The small CNN with a warm-up and clipped gradients: what is left of the gain?",
+        f"{SMALL} {STABLE} --arms base primum@radius=0.4",
+        5,
     ),
     Study(
         "rates-adamw",

@@ -22,9 +22,11 @@ from primum.experiments.progress import Progress
 from primum.experiments.runs import RunRecord
 from primum.experiments.settings import Matched, RunSettings
 from primum.experiments.store import Store
-from primum.experiments.torchrun import current
+from primum.experiments.torchrun import computes_bf16, current
 
 UPDATE_EVERY = 0.5  # seconds between two progress updates of a run
+
+SLOW = "This processor has no bfloat16 instructions: runs in bf16 take about ten times fp32's time."
 
 OnRun = Callable[[RunSettings, RunRecord], object]
 
@@ -55,6 +57,8 @@ def run_sweep(
     for run in runs:
         if run.key in done:
             on_run(run, done[run.key])
+    if any(run.precision == "bf16" and not computes_bf16(run.device) for run in todo):
+        progress.say(SLOW)
     progress.begin(len(todo), skipped=len(done))
     train = _in_turn if place.workers == 1 else _in_workers
     for run, record in train(todo, place, progress):

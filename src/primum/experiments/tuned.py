@@ -16,10 +16,6 @@ from primum.experiments.speedrun import MAIN, TUNING_SEED
 from primum.experiments.tutorial_runs import tiny
 
 SEEDS = 5
-CONTROLS = (
-    *("base", "primum@radius=0.4", "damped", "lr-matched@radius=0.4", "permuted@radius=0.4"),
-    "normalised@radius=0.4",
-)
 
 
 @dataclass(frozen=True)
@@ -61,14 +57,6 @@ def rate_runs(*, smoke: bool = False) -> list[RunSettings]:
             run = replace(setting.run, epochs=length, evaluate_every=length, seed=TUNING_SEED)
             runs += [replace(run, lr=rate) for rate in rates]
     return [tiny(run) for run in runs[:2]] if smoke else runs
-
-
-def control_runs(seeds: Iterable[int] = range(3), *, smoke: bool = False) -> list[RunSettings]:
-    """Controls of the largest radius in the setting that gains most, seed by seed."""
-    arms = [Arm.parse(arm) for arm in CONTROLS]
-    (resnet,) = (s.run for s in SETTINGS if (s.run.model, s.run.optimizer) == ("resnet20", "sgd"))
-    runs = plan([resnet], arms, range(1) if smoke else seeds)
-    return [tiny(run) for run in runs] if smoke else runs
 
 
 def tuned_runs(seeds: Iterable[int] | None = None, *, smoke: bool = False) -> list[RunSettings]:
