@@ -117,8 +117,8 @@ class Results:
         keys = {run.arm_settings["key"] for name in TUNED for run in self.runs.get(name, ())}
         rows = []
         for group in self.settings:
-            pair = group.pair("primum", "base", group.judged_by)
-            if pair is not None and len(pair[0]) > 1:
+            pairs = [group.pair(arm, "base", group.judged_by) for arm in MAIN]
+            if any(pair is not None and len(pair[0]) > 1 for pair in pairs):
                 tuned = any(run.arm_settings["key"] in keys for run in group.runs)
                 rows.append(Row(in_words(group.settings), group, tuned, {}))
         for arm in MAIN:
@@ -174,6 +174,8 @@ def in_words(settings: dict[str, Any], *, rate: bool = True) -> str:
     usual = scaled_lr(RATES[settings["optimizer"]], settings["batch_size"])
     if rate and not math.isclose(settings["lr"], usual):
         words.append(f"lr {settings['lr']:g}")
+    if settings["clip"]:
+        words.append("warm-up, clipping")
     if settings["label_noise"]:
         words.append(f"{settings['label_noise']:.0%} wrong labels")
     return ", ".join(words)
