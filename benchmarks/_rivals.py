@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
+from statistics import median
 from time import perf_counter
 from typing import Any
 
 import torch
-from _common import clock_for, median, take_turns
+from _common import clock_for, take_turns
 from torch import Tensor, nn
 from tqdm import tqdm
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from statistics import median
 from typing import Any
 
 import numpy as np
-from _common import markdown_table, median
+from _common import markdown_table
 from _scale import (
     WAYS,
     Case,
