@@ -11,6 +11,7 @@ so that they differ in the rank alone. Q_1 is the matrix under the gain, Q_2 und
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +27,14 @@ RANKS = (1, 2, 3, 4, 5, 8, 16)
 SHOWN = ("Q1 r=1", "Q1 r=3", "Q1 r=5", "Q1 r=8", "Q1 neg", "Q2 r=5", "Q2 r=8", "Q2 neg")
 
 
-def errors(head: MatrixFree) -> dict[str, float]:
+def errors(head: MatrixFree, ranks: Sequence[int] = RANKS) -> dict[str, float]:
     """Relative Frobenius errors by matrix and rank; at rank 5 also the most negative eigenvalue."""
     x, g = head.features.double(), head.output_gradients.double()
     gain = torch.as_tensor(head.gain).double()
     wide = MatrixFree(x, g, gain, has_bias=head.has_bias)
     exact = [wide.dense().matrix, MatrixFree(x, g, gain**2).dense().matrix]
     found = {}
-    for rank in RANKS:
+    for rank in ranks:
         for k, matrix in enumerate(gram_matrices(wide, rank)):
             found[f"Q{k + 1} r={rank}"] = ((matrix - exact[k]).norm() / exact[k].norm()).item()
             if rank == 5:

@@ -35,12 +35,13 @@ from typing import Any
 import torch
 from _capture import digits, optimizer_of, record
 from _common import Report, clock_for, make_parser, parse_quick, positive, take_turns, use_threads
+from gain_rank import errors as rank_errors
 from overhead import peak_memory
 from torch import Tensor, nn
 from tqdm import tqdm
 
 from primum.gram import Dense, MatrixFree, choose
-from primum.paper.low_rank import gram_matrices, weighted_gram
+from primum.paper.low_rank import weighted_gram
 from primum.recipe import Primum
 
 RANK = 5
@@ -320,14 +321,8 @@ def random_heads(inputs: int, outputs: int, batch: int) -> Iterator[tuple[int, M
 
 def errors(head: MatrixFree) -> dict[str, float]:
     """Relative Frobenius errors of the rank-5 matrices under the gain and under its square."""
-    assert isinstance(head.gain, Tensor)
-    x, g, gain = (t.double() for t in (head.features, head.output_gradients, head.gain))
-    approximate = gram_matrices(MatrixFree(x, g, gain, has_bias=head.has_bias), RANK)
-    found: dict[str, float] = {}
-    for power, matrix in zip((1, 2), approximate, strict=True):
-        truth = MatrixFree(x, g, gain**power).dense().matrix
-        found[f"q{power}"] = float((matrix - truth).norm() / truth.norm())
-    return found
+    found = rank_errors(head, [RANK])
+    return {f"q{power}": found[f"Q{power} r={RANK}"] for power in (1, 2)}
 
 
 def gain_rows(sizes: Sequence[tuple[int, int]], options: argparse.Namespace) -> list[Any]:

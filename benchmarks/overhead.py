@@ -233,6 +233,12 @@ def build(case: Case) -> tuple[Model, Tensor, Tensor]:
     return Model(backbone, case.inputs, case.outputs).train(), batch, labels
 
 
+def optimizer_of(kind: str, model: nn.Module) -> torch.optim.Optimizer:
+    if kind == "sgd":
+        return torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, weight_decay=5e-4)
+    return torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01)
+
+
 class Arm:
     """A model in training, plain or with primum attached, and a stopwatch for primum's share.
 
@@ -243,13 +249,7 @@ class Arm:
         self, model: Model, kind: str, batch: Tensor, labels: Tensor, clock: Callable[[], float]
     ) -> None:
         self.model, self.batch, self.labels, self.clock = model, batch, labels, clock
-        self.optimizer: torch.optim.Optimizer
-        if kind == "sgd":
-            self.optimizer = torch.optim.SGD(
-                model.parameters(), lr=1e-3, momentum=0.9, weight_decay=5e-4
-            )
-        else:
-            self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01)
+        self.optimizer = optimizer_of(kind, model)
         self.held_up: list[float] = []
         self._started = 0.0
 
