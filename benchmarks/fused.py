@@ -123,15 +123,8 @@ def measure(
 
 
 HEADER = [
-    "vocabulary",
-    "width",
-    "tokens",
-    "loss",
-    "peak MiB",
-    "over torch %",
-    "operations / NH",
-    "s",
-]
+    "vocabulary", "width", "tokens", "loss", "peak MiB", "over torch %", "operations / NH", "s",
+]  # fmt: skip
 
 
 def table(results: list[dict[str, Any]]) -> list[list[str]]:

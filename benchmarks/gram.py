@@ -51,25 +51,10 @@ CAP_GIB = 6.0
 MOMENTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)  # steps at which gains are looked at
 
 HEADER = [
-    "optimizer",
-    "head",
-    "B",
-    "explicit ms",
-    "MB",
-    "T4: ms, MB",
-    "factorised ms",
-    "MB",
-    "T4: ms, MB",
-    "looped ms",
-    "MB",
-    "paper's step ms",
-    "primum",
-    "build ms",
-    "our step ms",
-    "MB",
-    "dense product ms",
-    "matrix-free product ms",
-]
+    "optimizer", "head", "B", "explicit ms", "MB", "T4: ms, MB", "factorised ms", "MB",
+    "T4: ms, MB", "looped ms", "MB", "paper's step ms", "primum", "build ms", "our step ms", "MB",
+    "dense product ms", "matrix-free product ms",
+]  # fmt: skip
 GAIN_HEADER = ["head", "step", "Q_1 %", "Q_2 %"]
 
 Pair = tuple[float, float]  # milliseconds, megabytes

@@ -58,15 +58,9 @@ CLIPPING: dict[str, Callable[[Any], object]] = {
 }
 GUESSES = ("ignored", "primum", "last", "average 0.5", "average 0.9")
 ACCUMULATED = [
-    "optimizer",
-    "the batch as",
-    "cosine of gradients",
-    "difference %",
-    "cosine of weights",
-    "mean weight",
-    "step bent by",
-    "harm removed %",
-]
+    "optimizer", "the batch as", "cosine of gradients", "difference %", "cosine of weights",
+    "mean weight", "step bent by", "harm removed %",
+]  # fmt: skip
 CLIPPED = [
     "optimizer",
     "clipping",

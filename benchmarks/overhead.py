@@ -72,22 +72,9 @@ QUICK: dict[str, Any] = {
     "repeats": 40,
 }
 HEADER = [
-    "backbone",
-    "optimizer",
-    "head",
-    "batch",
-    "Gram",
-    "plain ms",
-    "with ms",
-    "added ms",
-    "ratio",
-    "95% interval",
-    "stopwatch ms",
-    "ratio",
-    "memory MiB",
-    "added KiB",
-    "pairs",
-]
+    "backbone", "optimizer", "head", "batch", "Gram", "plain ms", "with ms", "added ms", "ratio",
+    "95% interval", "stopwatch ms", "ratio", "memory MiB", "added KiB", "pairs",
+]  # fmt: skip
 LEAST_PAIRS = 3  # for an interval
 
 

@@ -64,25 +64,10 @@ SETTING = (
     "takes longer than it would with a core for each."
 )
 HEADER = [
-    "optimizer",
-    "head",
-    "batch",
-    "ranks",
-    "way",
-    "plain ms",
-    "with ms",
-    "ratio",
-    "95% interval",
-    "payload B",
-    "formula",
-    "on the wire B",
-    "ring",
-    "held KiB",
-    "model",
-    "chosen",
-    "auto",
+    "optimizer", "head", "batch", "ranks", "way", "plain ms", "with ms", "ratio", "95% interval",
+    "payload B", "formula", "on the wire B", "ring", "held KiB", "model", "chosen", "auto",
     "pairs",
-]
+]  # fmt: skip
 
 
 def launch(ranks: int, folder: Path) -> list[dict[str, Any]]:

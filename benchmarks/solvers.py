@@ -58,31 +58,13 @@ LONG = 3000  # iterations of ours that stand for its exact solution, in float64
 GAP = 0.01  # certified gap; how many iterations does it take?
 MOST = 50
 HEADER = [
-    "optimizer",
-    "B",
-    "solver",
-    "removed %",
-    "attained %",
-    "worst %",
-    "ours %",
-    "worst %",
-    "size",
-    "our size",
-    "iterations",
-    "products",
-    "ms",
-    "problems",
-]
+    "optimizer", "B", "solver", "removed %", "attained %", "worst %", "ours %", "worst %", "size",
+    "our size", "iterations", "products", "ms", "problems",
+]  # fmt: skip
 OWN_HEADER = [
-    "optimizer",
-    "B",
-    "iterations",
-    "certified gap %",
-    "worst %",
-    "true gap %",
-    "worst %",
+    "optimizer", "B", "iterations", "certified gap %", "worst %", "true gap %", "worst %",
     "problems",
-]
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -141,15 +123,9 @@ SLOW: dict[str, Arm] = {
     "paper 2000, bare": partial(paper_bare, iterations=2000, tol=0.0),
 }
 ORDER = (
-    "paper 50",
-    "paper 2000",
-    "paper 50, bare",
-    "paper 2000, bare",
-    "primum 20",
-    "primum 50",
-    "primum, solved exactly",
-    "Clarabel",
-)
+    "paper 50", "paper 2000", "paper 50, bare", "paper 2000, bare", "primum 20", "primum 50",
+    "primum, solved exactly", "Clarabel",
+)  # fmt: skip
 
 
 def paper_problem(moment: Moment) -> PaperProblem:
