@@ -1,4 +1,4 @@
-"""Problems of real training: the data, the two small models, and a recipe that remembers."""
+"""Problems captured in training: the data, two small models, and a recipe that records."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ LABELS = {"cifar10": "label", "cifar100": "fine_label"}
 class Data:
     """Images [N, channels, side, side] of mean 0 and deviation 1, labels [N].
 
-    Batches are drawn with fresh noise (digits) or with flips and shifts (CIFAR), so that not every
-    sample is learned by heart and something is left to harm.
+    Batches are augmented with noise (digits) or with flips and shifts (CIFAR), so that samples are
+    not memorised and some are still harmed.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Data:
     classes: int
 
     def batches(self, size: int, count: int, generator: torch.Generator) -> Iterator[Any]:
-        """`count` pairs of images and labels; an epoch sees each sample once."""
+        """`count` pairs of images and labels; every epoch has each sample once."""
         order = torch.empty(0, dtype=torch.int64)
         for _ in range(count):
             while len(order) < size:
@@ -71,9 +71,16 @@ def digits() -> Data:
 
 
 def cifar(folder: Path, name: str, most: int) -> Data:
-    """The first training images of CIFAR, from Parquet files with PNG images.
+    """The first training images of CIFAR."""
+    images, labels = read_parquet(folder, name, "train", most)
+    return Data(name, _standard(images), labels, 100 if name == "cifar100" else 10)
 
-    `folder` holds `train-*.parquet`, or a folder of the dataset's name that does.
+
+def read_parquet(folder: Path, name: str, split: str, most: int) -> tuple[Tensor, Tensor]:
+    """The first images [N, 3, H, W] of CIFAR, in [0, 255], and their labels [N].
+
+    `folder` holds Parquet files with PNG images, such as `train-*.parquet`, or a folder of the
+    dataset's name that does.
     """
     try:
         import pyarrow.parquet as parquet
@@ -84,15 +91,15 @@ def cifar(folder: Path, name: str, most: int) -> Data:
         ) from None
     import numpy as np
 
-    files = sorted(folder.glob("train-*.parquet")) or sorted(folder.glob(f"{name}/train-*.parquet"))
-    if not files:
-        raise SystemExit(f"no train-*.parquet of {name} in {folder}; see --data-dir")
-    table = parquet.read_table(files[0], columns=["img", LABELS[name]]).slice(0, most)
+    files = f"{split}-*.parquet"
+    found = sorted(folder.glob(files)) or sorted(folder.glob(f"{name}/{files}"))
+    if not found:
+        raise SystemExit(f"no {files} of {name} in {folder}; see --data-dir")
+    table = parquet.read_table(found[0], columns=["img", LABELS[name]]).slice(0, most)
     pictures = (Image.open(io.BytesIO(row["bytes"])) for row in table["img"].to_pylist())
     pixels = np.stack([np.asarray(picture.convert("RGB")) for picture in pictures])
     images = torch.from_numpy(pixels).permute(0, 3, 1, 2).float()
-    labels = torch.tensor(table[LABELS[name]].to_pylist())
-    return Data(name, _standard(images), labels, 100 if name == "cifar100" else 10)
+    return images, torch.tensor(table[LABELS[name]].to_pylist())
 
 
 def _standard(images: Tensor) -> Tensor:
@@ -100,7 +107,7 @@ def _standard(images: Tensor) -> Tensor:
 
 
 def group_norm_cnn(channels: int, side: int, classes: int) -> nn.Module:
-    """Three convolutions with group norm, 64 features into the head."""
+    """Three convolutions with group norm, then a head with 64 inputs."""
     body: list[nn.Module] = []
     for number, (inputs, outputs) in enumerate([(channels, 16), (16, 32), (32, 64)]):
         stride = 2 if side > 8 or number else 1
@@ -110,7 +117,7 @@ def group_norm_cnn(channels: int, side: int, classes: int) -> nn.Module:
 
 
 class Transformer(nn.Module):
-    """Sixteen patches, two blocks, the mean of the tokens, normalised, into the head."""
+    """Sixteen patches, two blocks, mean of the tokens, layer norm, head."""
 
     def __init__(self, channels: int, side: int, classes: int, width: int = 64) -> None:
         super().__init__()
@@ -147,7 +154,7 @@ def optimizer_of(kind: str, model: nn.Module, batch: int = BASE_BATCH) -> Optimi
 
 @dataclass(frozen=True)
 class Moment:
-    """What a recipe was given in one step, and its state (the paper's guards) before it.
+    """Inputs of a recipe in one step, and its state (the paper's guards) before it.
 
     Shapes: gram.features [B, d], update.step [d_out, d], drift [B].
     """
@@ -160,10 +167,10 @@ class Moment:
 
 
 class Recorder:
-    """A recipe, with what it is given at some of its calls, counted from 1, kept."""
+    """Wraps a recipe and records its inputs at some calls, counted from 1."""
 
     name = "recorder"
-    products = 0  # the factors are kept, so they are asked for
+    products = 0  # so that it is given the factors, which are recorded
 
     def __init__(self, at: Sequence[int], recipe: Recipe) -> None:
         self.moments: list[Moment] = []
@@ -174,7 +181,7 @@ class Recorder:
         self._update: Update | None = None
 
     def predict_head(self, *args: Any, **settings: Any) -> Update:
-        """`primum.update.predict_head`; a recipe is given no more than the size of the step."""
+        """`primum.update.predict_head`, recorded; a recipe is only given the size of the step."""
         self._update = predict_head(*args, **settings)
         return self._update
 
@@ -193,9 +200,9 @@ class Recorder:
 
 
 def evenly(count: int, steps: int) -> list[int]:
-    """`count` steps from the second to the last, the same distance apart.
+    """`count` evenly spaced steps from the second to the last.
 
-    The first step is left out: nothing is remembered there, so the step follows the mean gradient.
+    The first step is left out: the optimizer has no state yet, so it follows the mean gradient.
     """
     return sorted({round(float(n)) for n in torch.linspace(min(2, steps), steps, count)})
 
@@ -208,7 +215,7 @@ def record(
     at: Sequence[int],
     recipe: Recipe | None = None,
 ) -> Iterator[list[Moment]]:
-    """Train, with the paper's recipe if not told; after each step, what was recorded so far."""
+    """Train, by default with the paper's recipe; yield the record so far after each step."""
     recorder = Recorder(at, recipe or Paper())
     scheduler = CosineAnnealingLR(optimizer, steps)
     spy = mock.patch("primum.pipeline.predict_head", recorder.predict_head)
@@ -224,7 +231,7 @@ def record(
 def capture(
     kind: str, data: Data, batch: int, steps: int, at: Sequence[int], seed: int
 ) -> Iterator[list[Moment]]:
-    """Train this optimizer's model on `data`: small CNN for SGD, transformer for AdamW."""
+    """Train on `data` and record: a small CNN with SGD, or a transformer with AdamW."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = MODELS[kind](data.images.shape[1], data.images.shape[-1], data.classes)

@@ -1,4 +1,4 @@
-"""What the scripts of the clients study share: one run of one script, its data, its clock."""
+"""What the scripts of the clients study share: a run with its timer, data, text."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ from time import process_time
 from typing import Any
 
 import torch
+from _capture import read_parquet
 from torch import Tensor
 from torch.optim import Optimizer
 
 import primum
 from primum import Reducer, StepReport
 
-NOISE = 0.5  # clean, the digits are learned in no time
+NOISE = 0.5  # without noise the digits are too easy
 
 
 @dataclass
 class Run:
-    """One run of a script, with or without the line.
+    """One run of a script, with or without primum.
 
     A script calls `attach` where a user would write `primum.attach`; without `settings` that adds
     nothing. The time of a step is the process time from one step of the optimizer to the next.
@@ -34,15 +35,15 @@ class Run:
     Attributes:
         seed: Of everything random in the run.
         settings: Keyword arguments of `primum.attach`; None for plain training.
-        quick: Whether a few steps will do.
-        paused: Whether passes for another network are put into `reducer.paused()`.
+        quick: Whether to take only a few steps.
+        paused: Whether backward passes for another network are inside `reducer.paused()`.
         data_dir: A folder with CIFAR-10 as Parquet files, if there is one.
-        extra: Further figures of the run.
-        units: By which the time of a step is divided, as for an episode of so many moves.
-        steps: Seconds of each.
+        extra: Further metrics of the run.
+        units: Divisor of a step's time, such as the number of moves in an episode.
+        steps: Seconds of each step.
         harmed: Fraction of samples that the plain step would harm, in every tenth step.
         reducer: What `attach` returned, if anything is attached.
-        callback: The framework's callback in its place.
+        callback: The framework's callback, if it is used instead.
         last: Report of the last step.
     """
 
@@ -67,7 +68,7 @@ class Run:
         return self.reducer
 
     def watch(self, optimizer: Any) -> None:
-        """Take the time of its steps. Of a wrapper, the one inside is watched."""
+        """Time the steps of an optimizer, or of the optimizer inside a wrapper."""
         inner = optimizer
         while not isinstance(inner, Optimizer) or isinstance(
             getattr(inner, "optimizer", None), Optimizer
@@ -83,7 +84,7 @@ class Run:
         inner.register_step_post_hook(after_step)
 
     def few(self, count: int) -> int:
-        """So many steps, or a few if it is to be quick."""
+        """`count` steps, or a few if the run is quick."""
         return min(count, 4) if self.quick else count
 
     def _tick(self) -> None:
@@ -102,13 +103,13 @@ class Script:
     """One script of the study.
 
     Attributes:
-        name: As in the table.
-        pattern: What kind of public script it follows.
-        play: Runs it and returns the figure that counts.
-        arms: What is added, as a user would write it, and the settings that it means.
-        figure: What the figure is.
-        more_is_better: Whether a larger figure is a better one.
-        seeds: How many.
+        name: In the table.
+        pattern: The public script whose pattern it follows.
+        play: Runs it and returns the metric.
+        arms: Settings of `primum.attach`, by the code that a user would write.
+        figure: Name of the metric.
+        more_is_better: Whether higher is better.
+        seeds: Number of seeds.
     """
 
     name: str
@@ -121,7 +122,7 @@ class Script:
 
 
 def started(run: Run) -> torch.Generator:
-    """Seeds torch; returns a generator for data, the same with and without the line."""
+    """Seed torch; return a generator for data, the same with and without primum."""
     torch.manual_seed(run.seed)
     return torch.Generator().manual_seed(1000 + run.seed)
 
@@ -140,7 +141,7 @@ def shuffled(count: int, batch: int, steps: int, rng: torch.Generator) -> Iterat
 
 @dataclass(frozen=True)
 class Images:
-    """Images [N, C, H, W] of mean 0 and deviation about 1, labels [N]."""
+    """Images [N, C, H, W] of mean 0 and standard deviation about 1, labels [N]."""
 
     train: Tensor
     train_labels: Tensor
@@ -149,7 +150,7 @@ class Images:
 
 
 def images(run: Run) -> Images:
-    """CIFAR-10 if its folder was given; otherwise the digits of scikit-learn, with noise."""
+    """CIFAR-10 if its folder is given, else scikit-learn's digits with noise."""
     return noisy_digits() if run.data_dir is None else cifar10(run.data_dir)
 
 
@@ -174,34 +175,25 @@ def noisy_digits(train: int = 640) -> Images:
 
 
 @cache
-def cifar10(folder: Path, train: int = 4000, test: int = 2000) -> Images:
-    """The first images of `train-*.parquet` and `test-*.parquet`, columns `img` and `label`."""
-    import io
-
-    import numpy as np
-    from PIL import Image
-    from pyarrow import parquet
-
-    def load(part: str, count: int) -> tuple[Tensor, Tensor]:
-        rows = parquet.read_table(next(folder.glob(f"{part}-*.parquet"))).slice(0, count)
-        files = (io.BytesIO(each["bytes"]) for each in rows["img"].to_pylist())
-        pixels = torch.from_numpy(np.stack([np.asarray(Image.open(file)) for file in files]))
-        labels = torch.tensor(rows["label"].to_pylist())
-        return (pixels.permute(0, 3, 1, 2).float() / 255 - 0.47) / 0.25, labels
-
-    return Images(*load("train", train), *load("test", test))
+def cifar10(folder: Path) -> Images:
+    """The first 4,000 training and 2,000 test images."""
+    parts = []
+    for part, count in (("train", 4000), ("test", 2000)):
+        pixels, labels = read_parquet(folder, "cifar10", part, count)
+        parts += [(pixels / 255 - 0.47) / 0.25, labels]
+    return Images(*parts)
 
 
 @dataclass(frozen=True)
 class Text:
-    """Numbers of characters or words, of which there are `size` kinds."""
+    """Characters or words as integers below `size`."""
 
     train: Tensor
     test: Tensor
     size: int
 
     def batch(self, rows: int, length: int, rng: torch.Generator, *, test: bool = False) -> Tensor:
-        """Random windows, each with the word after its end. [rows, length + 1]."""
+        """Random windows, each with the symbol that follows. [rows, length + 1]."""
         text = self.test if test else self.train
         starts = torch.randint(len(text) - length, (rows,), generator=rng)
         return torch.stack([text[start : start + length + 1] for start in starts])
@@ -221,7 +213,7 @@ def paragraphs() -> list[tuple[str, str]]:
 
 
 def split(symbols: list[list[str]], size: int | None) -> Text:
-    """The most frequent `size` symbols, all others as one; the last tenth is for testing."""
+    """Encode the `size` most frequent symbols, the others as one; the last tenth is for testing."""
     flat = [symbol for paragraph in symbols for symbol in paragraph]
     common = [symbol for symbol, _ in Counter(flat).most_common(size and size - 1)]
     number = {symbol: place for place, symbol in enumerate(common, 1)}
@@ -245,5 +237,5 @@ def words(size: int | None = None) -> Text:
 
 
 def said(caught: list[warnings.WarningMessage]) -> list[str]:
-    """What primum warned about."""
+    """Messages of primum's warnings."""
     return [str(each.message) for each in caught if "primum" in str(each.message)]

@@ -21,10 +21,9 @@ CALLBACK = "PrimumCallback({}).add_to(trainer)"
 def passages(
     first: int = 0,
 ) -> tuple[list[dict[str, Tensor]], list[dict[str, Tensor]], int]:
-    """Windows of words from long topics, labelled by topic: to train on, to test on.
+    """Windows of words from long topics, labelled by topic: training set, test set, vocabulary.
 
-    Returns both and the number of words. A paragraph is in one of them only. `first` is the place
-    of the first topic; the longest is at 0.
+    No paragraph is in both sets. `first` is the rank of the first topic by length, from 0.
     """
     texts: dict[str, list[list[str]]] = {}
     for name, paragraph in paragraphs():
@@ -112,7 +111,7 @@ def pretrained(steps: int, rng: torch.Generator) -> nn.Module:
 
 
 def lora(run: Run) -> float:
-    """Low-rank corrections of the attention; the classifier is trained as a copy."""
+    """LoRA on the attention; the classifier is trained as a copy."""
     from peft import LoraConfig, get_peft_model
 
     model = pretrained(run.few(150), started(run))

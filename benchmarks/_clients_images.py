@@ -1,4 +1,4 @@
-"""Image scripts of the clients study, after public ones, in our own words."""
+"""Image scripts of the clients study, after public ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_loss(model: nn.Module, data: Images) -> float:
 
 
 class Block(nn.Module):
-    """Two convolutions and a way around them."""
+    """Two convolutions with a shortcut."""
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ def resnet(run: Run) -> float:
 
 
 class Scaled(nn.Module):
-    """Small outputs at the start, as fast recipes like them."""
+    """Scales down the initial logits, as in fast recipes."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x / 9

@@ -1,6 +1,7 @@
 """Tables of docs/clients.md, from the results of the clients study.
 
-They stand between `<!-- table NAME -->` and `<!-- end -->`; the words around them are ours.
+Tables stand between `<!-- table NAME -->` and `<!-- end -->`; the text around them is written by
+hand.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ Row = dict[str, Any]
 
 
 def changes(row: Row) -> list[float]:
-    """Relative change of each seed's figure, signed so that above 0 is better."""
+    """Relative change of each seed's metric; positive is better."""
     sign = 1 if row["more_is_better"] else -1
     pairs = zip(row["plain"], row["with"], strict=True)
     return [sign * (with_it - plain) / abs(plain) for plain, with_it in pairs]
@@ -34,7 +35,7 @@ def losses(row: Row) -> int:
 
 
 def change_cell(row: Row) -> str:
-    """Mean and standard deviation over seeds, in percent, above 0 is better."""
+    """Mean and standard deviation over seeds, in percent; positive is better."""
     values = [100 * each for each in changes(row)]
     spread = f" ± {stdev(values):.1f}" if len(values) > 1 else ""
     return f"{fmean(values):+.1f}{spread}"
@@ -80,7 +81,7 @@ def _kind(row: Row) -> str:
 
 
 def summary(content: Row) -> str:
-    """Which scripts it helped, which not."""
+    """Rows by outcome: better or worse in every seed, mixed, the same."""
     kinds = (
         "better in every seed",
         "better in some seeds, worse in others",
@@ -96,7 +97,7 @@ def summary(content: Row) -> str:
 
 
 def _short(row: Row) -> str:
-    """The settings in what was added."""
+    """The settings in the added code."""
     if "paused" in row["added"]:
         return "paused"
     inside = row["added"].partition("(")[2]
@@ -105,7 +106,7 @@ def _short(row: Row) -> str:
 
 
 def others(content: Row) -> str:
-    """What the line does to a network that is trained through the head."""
+    """Effect on another network that is trained through the head."""
     rows = [
         [
             row["script"],
@@ -121,7 +122,7 @@ def others(content: Row) -> str:
 
 
 def spoken(content: Row) -> str:
-    """Every warning of primum in these runs, and where."""
+    """All warnings of primum in these runs, with the scripts that caused them."""
     rows: dict[str, list[str]] = {}
     for row in content["rows"]:
         for text in row["warnings"]:
@@ -135,7 +136,7 @@ def spoken(content: Row) -> str:
 
 
 def machine(content: Row) -> str:
-    """Where, when and how long; what was run again later; what a reader should know."""
+    """Machine, date and duration; scripts that were run again later; the note."""
     seconds = content["environment"]["seconds"]
     parts = [f"{describe(content['environment'])}; {seconds / 60:.0f} minutes."]
     for each in content["again"]:

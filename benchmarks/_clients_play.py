@@ -1,4 +1,4 @@
-"""Scripts in which networks train each other, or see one state at a time: REINFORCE, GAN, DDPG."""
+"""Scripts of the clients study with several networks or single states: REINFORCE, GAN, DDPG."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class CartPole:
         self.state = (0.1 * torch.rand(4, generator=rng) - 0.05).tolist()
 
     def push(self, right: bool) -> bool:
-        """One step. Whether the pole still stands and the cart is on its track."""
+        """One step; return whether the pole still stands and the cart is on its track."""
         place, speed, angle, turn = self.state
         force = 10.0 if right else -10.0
         sine, cosine = math.sin(angle), math.cos(angle)
@@ -67,9 +67,9 @@ def reinforce(run: Run) -> float:
 
 
 def apart(player: nn.Module, judge: nn.Module, loss: Callable[..., Tensor]) -> float:
-    """How far the player's gradient is from the plain one, relative to its length.
+    """Relative distance of the player's gradient from the plain one.
 
-    The plain one is computed on copies, which are inert.
+    The plain one is computed on copies, to which primum is not attached.
     """
     twins = copy.deepcopy((player, judge))
     twins[0].zero_grad()
@@ -82,12 +82,12 @@ def apart(player: nn.Module, judge: nn.Module, loss: Callable[..., Tensor]) -> f
 
 
 def block(run: Run) -> AbstractContextManager[object]:
-    """Around the backward pass of the other network."""
+    """Context for the backward pass of the other network."""
     return run.reducer.paused() if run.paused and run.reducer is not None else nullcontext()
 
 
 def frechet(one: Tensor, other: Tensor) -> float:
-    """Distance between two sets of points, each as a normal distribution."""
+    """Fréchet distance between normal distributions fitted to two sets of points."""
     covariances = [each.t().cov().double() for each in (one, other)]
     product = torch.linalg.eigvals(covariances[0] @ covariances[1]).real.clamp_min(0)
     spread = covariances[0].trace() + covariances[1].trace() - 2 * product.sqrt().sum()

@@ -1,4 +1,4 @@
-"""What the benchmarks share: turns, ratios, options, and the report with the machine's record."""
+"""What the benchmarks share: timing in turns, ratios, command lines, and reports."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
+from statistics import median
 from time import perf_counter, process_time
 from typing import Any
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 import primum
 from primum.experiments.files import write_text
@@ -24,6 +26,7 @@ from primum.experiments.text_tables import markdown_table, text_table
 
 RESULTS = Path(__file__).resolve().parent / "results"
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]  # head, rows
+Part = Table | Sequence[str] | str
 
 
 def take_turns(
@@ -33,10 +36,10 @@ def take_turns(
     least: int = 1,
     clock: Callable[[], float] = perf_counter,
 ) -> list[list[float]]:
-    """Seconds per call of each arm, called in turn and in changing order, round by round.
+    """Seconds per call of each arm; the arms take turns, in alternating order, round by round.
 
-    A slow moment of the machine strikes all arms alike. Ends before the first round that would
-    probably overrun `seconds`, but not before `least` rounds, and after `most`.
+    Noise of the machine thus affects all arms alike. Stops before the first round that would
+    probably exceed `seconds`, after at least `least` and at most `most` rounds.
     """
     times: list[list[float]] = [[] for _ in arms]
     begin = perf_counter()
@@ -53,15 +56,11 @@ def take_turns(
 
 
 def clock_for(threads: int) -> Callable[[], float]:
-    """One thread: seconds it computed, which other processes hardly disturb. More: wall time.
+    """Process time for one thread, which other processes hardly affect; wall time for more.
 
-    On a quiet machine both are the same for one thread.
+    On an idle machine both are the same for one thread.
     """
     return process_time if threads == 1 else perf_counter
-
-
-def median(values: Sequence[float]) -> float:
-    return torch.tensor(values, dtype=torch.float64).quantile(0.5).item()
 
 
 def ratio_of_medians(above: Sequence[float], below: Sequence[float]) -> tuple[float, float, float]:
@@ -75,9 +74,18 @@ def ratio_of_medians(above: Sequence[float], below: Sequence[float]) -> tuple[fl
     return median(above) / median(below), low, high
 
 
+def count_flops() -> FlopCounterMode:
+    """A counter that includes in-place matrix products, which torch's own table leaves out."""
+
+    def inplace(_: Any, one: Any, other: Any, **__: Any) -> int:
+        return 2 * one[0] * one[1] * other[1]
+
+    return FlopCounterMode(display=False, custom_mapping={torch.ops.aten.addmm_: inplace})
+
+
 @contextmanager
 def use_threads(count: int) -> Iterator[None]:
-    """Run with that many threads of torch, then as before."""
+    """Set the number of threads torch uses, and restore it on exit."""
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(count)
@@ -86,8 +94,8 @@ def use_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def environment(script: str, argv: Sequence[str] | None) -> dict[str, Any]:
-    """Where and how a result was obtained; written into every result file."""
+def _environment(script: str, argv: Sequence[str] | None) -> dict[str, Any]:
+    """Command, versions and machine; written into every result file."""
     words = list(sys.argv[1:] if argv is None else argv)
     words = [re.sub(r"[^=]*/", "", word) for word in words]  # paths by their last part
     return {
@@ -106,7 +114,7 @@ def environment(script: str, argv: Sequence[str] | None) -> dict[str, Any]:
 
 
 def describe(record: dict[str, Any]) -> str:
-    """One line about the machine, for under a table."""
+    """One line about versions and machine, to put below a table."""
     return (
         f"{record['cpu']}, {record['cpus']} cores, "
         f"{record['threads']} used, {record['clock']}, "
@@ -116,67 +124,67 @@ def describe(record: dict[str, Any]) -> str:
     )
 
 
-def finish(record: dict[str, Any], seconds: float) -> None:
-    """Add the time taken."""
-    record |= {"load_at_end": _load(), "seconds": round(seconds, 1)}
-
-
 class Report:
-    """What a benchmark found, with the machine and the time since this was made.
+    """Results of a benchmark with a record of how they were obtained, as JSON and Markdown.
+
+    The clock starts when the report is made.
 
     Args:
-        script: The benchmark's file name.
+        script: File name of the benchmark.
         argv: Its command line; None for that of the process.
         out: The JSON file; the Markdown file goes beside it.
-        more: For the record of the machine.
+        more: Further entries of the record.
 
     Attributes:
-        record: Command, date, versions, machine; after `save`, the time taken.
+        record: Command, date, versions, machine; after `finish`, also the time taken.
     """
 
     def __init__(self, script: str, argv: Sequence[str] | None, out: Path, **more: Any) -> None:
         self.out = out
-        self.record = environment(script, argv) | more
+        self.record = _environment(script, argv) | more
         self._begin = perf_counter()
-        self._parts: tuple[Table | Sequence[str] | str, ...] = ()
+        self._parts: tuple[Part, ...] = ()
 
     @property
     def seconds(self) -> float:
-        """Since the report was made."""
+        """Seconds since the report was made."""
         return perf_counter() - self._begin
 
-    def save(
-        self,
-        content: Mapping[str, Any],
-        *parts: Table | Sequence[str] | str,
-        pictures: Sequence[Path] = (),
-    ) -> None:
-        """Write what there is so far: `content` as JSON, the parts as Markdown.
+    def finish(self) -> dict[str, Any]:
+        """The record, with the time taken so far."""
+        self.record |= {"load_at_end": _load(), "seconds": round(self.seconds, 1)}
+        return self.record
 
-        Parts are tables, lists of lines and paragraphs; the pictures come below them.
+    def save(self, content: Mapping[str, Any], *parts: Part) -> None:
+        """Write the results so far, with the record: in the JSON file, and below the parts."""
+        record = self.finish()
+        line = f"`{record['command']}`: {describe(record)}."
+        self.write({"environment": record, **content}, *parts, line)
+
+    def write(self, content: Mapping[str, Any], *parts: Part) -> None:
+        """Write `content` as JSON and, if there are any, the parts as Markdown.
+
+        Parts are tables, lists of lines and paragraphs.
         """
-        finish(self.record, self.seconds)
-        write_json(self.out, {"environment": self.record, **content})
+        write_text(self.out, json.dumps(content, indent=1) + "\n")
         self._parts = parts
-        page = [_markdown(part) for part in parts]
-        page += [f"![{path.stem}]({path.name}.svg)" for path in pictures]
-        page.append(f"`{self.record['command']}`: {describe(self.record)}.")
-        write_text(self.out.with_suffix(".md"), "\n\n".join(page) + "\n")
+        if parts:
+            page = "\n\n".join(_markdown(part) for part in parts)
+            write_text(self.out.with_suffix(".md"), page + "\n")
 
     def show(self) -> None:
-        """Print what was saved last, and where."""
-        shown = [_text(part) for part in self._parts]
-        print(*shown, describe(self.record), sep="\n\n")
-        print(f"Written: {os.path.relpath(self.out)} and its .md")
+        """Print the parts written last, and where the files are."""
+        print(*(_text(part) for part in self._parts), sep="\n\n")
+        print(f"\nWritten: {os.path.relpath(self.out)} and its .md")
 
 
-def _markdown(part: Table | Sequence[str] | str) -> str:
+def _markdown(part: Part) -> str:
     if isinstance(part, str):
         return part
     return markdown_table(*part) if _is_table(part) else "\n".join(f"- {line}" for line in part)
 
 
-def _text(part: Table | Sequence[str] | str) -> str:
+def _text(part: Part) -> str:
     if isinstance(part, str):
         return part
     return as_text(*part) if _is_table(part) else "\n".join(part)
@@ -191,13 +199,30 @@ def _is_table(part: Table | Sequence[str]) -> bool:
     return bool(part) and not isinstance(part[0], str)
 
 
+def make_parser(
+    script: str, description: str | None, quick: str | None = None
+) -> argparse.ArgumentParser:
+    """A parser with --out and, if there is a quick version to describe, --quick."""
+    parser = argparse.ArgumentParser(
+        prog=script,
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    out = (RESULTS / script).with_suffix(".json")
+    about = f"JSON; Markdown goes beside it (default: benchmarks/results/{out.name})"
+    parser.add_argument("--out", type=Path, default=out, metavar="FILE", help=about)
+    if quick is not None:
+        parser.add_argument("--quick", action="store_true", help=quick)
+    return parser
+
+
 def parse_quick(
     parser: argparse.ArgumentParser,
     argv: Sequence[str] | None,
     full: Mapping[str, Any],
     quick: Mapping[str, Any],
 ) -> argparse.Namespace:
-    """Options of a command line; those not given are of `quick` with --quick, else of `full`."""
+    """Parsed options, with defaults from `quick` if --quick is given, else from `full`."""
     parser.set_defaults(**full)
     options = parser.parse_args(argv)
     if options.quick:
@@ -207,7 +232,7 @@ def parse_quick(
 
 
 def _load() -> float | None:
-    """Processes that were running, averaged over a minute; ours are among them."""
+    """Load average over the last minute, this process included; None where unknown."""
     try:
         return round(os.getloadavg()[0], 2)
     except (AttributeError, OSError):
@@ -215,11 +240,7 @@ def _load() -> float | None:
 
 
 def positive(text: str) -> int:
-    """A whole number above 0, from the command line."""
+    """An integer above 0, as a type for argparse."""
     if not (text.isdigit() and int(text)):
-        raise argparse.ArgumentTypeError(f"must be a whole number above 0, got {text!r}")
+        raise argparse.ArgumentTypeError(f"must be an integer above 0, got {text!r}")
     return int(text)
-
-
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    write_text(path, json.dumps(content, indent=1) + "\n")

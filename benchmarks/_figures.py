@@ -1,4 +1,4 @@
-"""Pictures like the paper's Figure 2 and appendix G: how the solvers fare over training."""
+"""Plots like the paper's Figure 2 and appendix G: the solvers over the course of training."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PAPER, OURS = "paper's recipe, at most 50 iterations", "primum, 20 iterations"
 
 
 def over_training(columns: Sequence[tuple[str, list[dict[str, Any]]]], path: Path) -> None:
-    """PNG and SVG: harm removed above, iterations below, one column per title and its problems."""
+    """Save harm removed (above) and iterations (below) as PNG and SVG, one column per title."""
     with rc_context(STYLE):
         size = (6.5 if len(columns) < 4 else 2 * len(columns), 4.6)
         figure = Figure(figsize=size, layout="constrained")
@@ -70,7 +70,7 @@ def _line(axes: Axes, points: Sequence[tuple[int, float]], look: str, label: str
 
 
 def _removed(axes: Axes, problems: list[dict[str, Any]]) -> None:
-    """What each solver removes while it stays inside the paper's trust region."""
+    """Harm that each solver removes inside the paper's trust region."""
     for arm, look, label in (("paper 50", "paper", PAPER), ("primum 20", "primum", OURS)):
         points = [(p["step"], 100 * p["arms"][arm]["removed_inside"]) for p in problems]
         _line(axes, points, look, label)
@@ -79,7 +79,7 @@ def _removed(axes: Axes, problems: list[dict[str, Any]]) -> None:
 
 
 def _iterations(axes: Axes, problems: list[dict[str, Any]]) -> None:
-    """Made by the paper's solver; made by ours, always 20; needed by ours for a proof of 1%."""
+    """Iterations of the paper's solver, of ours (always 20), and those ours needs to prove 1%."""
     paper = [(p["step"], p["arms"]["paper 50"]["iterations"]) for p in problems]
     _line(axes, paper, "paper", PAPER)
     _line(

@@ -1,8 +1,8 @@
-"""One rank of `ranks.py`: training steps, plain and weighed in each way, taking turns.
+"""One rank of `ranks.py`: training steps, plain and with weights in each way, taking turns.
 
     python _rank.py FOLDER RANK RANKS
 
-FOLDER has `settings.json`. Rendezvous and results are files there, too: no ports are chosen.
+FOLDER holds `settings.json`. Rendezvous and results are files there, too, so no ports are needed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from _common import take_turns
 from _scale import WAYS, Case
-from overhead import peak_memory
+from overhead import optimizer_of, peak_memory
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
@@ -29,13 +29,13 @@ from tqdm import tqdm
 import primum
 import primum.weighing
 
-FEATURES, WIDTH = 256, 512  # of the network below the head
-BATCHES = 4  # that are trained on in turn: they pull at the head in different directions
+FEATURES, WIDTH = 256, 512  # of the network before the head
+BATCHES = 4  # used in turn, so that gradients differ from step to step
 LEAST = 5  # rounds
 
 
 class Arm:
-    """A model in training under DistributedDataParallel: plain, or weighed in one of the ways."""
+    """A model in training under DistributedDataParallel: plain, or with weights in one way."""
 
     def __init__(self, way: str, case: Case, rank: int) -> None:
         torch.manual_seed(0)
@@ -45,12 +45,7 @@ class Arm:
             nn.Sequential(*below, nn.Linear(case.inputs, case.outputs))
         )
         self.params = sum(p.numel() for p in self.model.parameters())
-        parameters = self.model.parameters()
-        self.optimizer: torch.optim.Optimizer
-        if case.optimizer == "sgd":
-            self.optimizer = torch.optim.SGD(parameters, lr=1e-3, momentum=0.9, weight_decay=5e-4)
-        else:
-            self.optimizer = torch.optim.AdamW(parameters, lr=1e-4, weight_decay=0.01)
+        self.optimizer = optimizer_of(case.optimizer, self.model)
         generator = torch.Generator().manual_seed(rank)
         self.inputs = torch.randn(BATCHES, case.own, FEATURES, generator=generator)
         self.labels = torch.randint(case.outputs, (BATCHES, case.own), generator=generator)
@@ -61,8 +56,8 @@ class Arm:
             self.reducer = primum.attach(self.model, self.optimizer, scope=scope)
 
     def step(self) -> None:
-        """One training step, to the end of the slowest rank's."""
-        primum.weighing.way_for = lambda *_, **__: self.way  # instead of the cheaper one
+        """One training step, until the slowest rank has finished it."""
+        primum.weighing.way_for = lambda *_, **__: self.way  # not the cheapest, but this one
         inputs, labels = self.inputs[self.steps % BATCHES], self.labels[self.steps % BATCHES]
         self.steps += 1
         self.optimizer.zero_grad()
@@ -72,12 +67,12 @@ class Arm:
         dist.barrier()
 
     def sent(self) -> int:
-        """Payload so far."""
+        """Bytes of payload so far."""
         ranks = None if self.reducer is None else self.reducer._scope.ranks()
         return 0 if ranks is None else ranks.bytes
 
     def held(self) -> int:
-        """Bytes that the library holds at most while it weighs, over what is there before."""
+        """Peak bytes while the library computes weights, over what was held before."""
         if self.reducer is None:
             self.step()
             return 0
@@ -93,7 +88,7 @@ class Arm:
         return peaks[0]
 
     def bytes(self) -> tuple[int, int | None]:
-        """Of one step: payload, and what this process writes into its sockets, if that is known."""
+        """Bytes of one step: payload, and what this process writes to its sockets, if known."""
         before, written = self.sent(), written_so_far()
         self.step()
         now = written_so_far()
@@ -109,7 +104,7 @@ class Arm:
 
 
 def written_so_far() -> int | None:
-    """Bytes that this process has written, by the kernel's count; in a step only sockets are."""
+    """Bytes this process has written, as the kernel counts; during a step only to sockets."""
     try:
         lines = Path("/proc/self/io").read_text().splitlines()
     except OSError:
@@ -118,14 +113,14 @@ def written_so_far() -> int | None:
 
 
 def rounds(seconds: float, most: int, taken: float) -> int:
-    """How many rounds of `taken` seconds `seconds` allow: the first rank decides."""
+    """How many rounds of `taken` seconds fit into `seconds`; the first rank decides."""
     count = torch.tensor(max(LEAST, min(most, int(seconds / taken))))
     dist.broadcast(count, src=0)
     return int(count)
 
 
 def measure(case: Case, seconds: float, most: int, rank: int) -> dict[str, Any]:
-    """One case: of every arm its times and bytes."""
+    """Times and bytes of every arm in one case."""
     ways = WAYS if case.ranks > 1 else WAYS[:1]
     arms = [Arm(way, case, rank) for way in ("plain", *ways)]
     for arm in arms:

@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
+from statistics import median
 from time import perf_counter
 from typing import Any
 
 import torch
-from _common import clock_for, median, take_turns
+from _common import clock_for, take_turns
 from torch import Tensor, nn
 from tqdm import tqdm
 
@@ -21,8 +22,8 @@ from primum.experiments.weightings import UpGrad
 
 HEADS = [(64, 10), (64, 100)]
 BATCHES = [64, 128, 512]
-LARGEST_UPGRAD = 64  # samples: it solves one quadratic program for each, a second at 128
-GOAL = 0.12  # at most this part of the paper's added time, in the mean
+LARGEST_UPGRAD = 64  # samples: one quadratic program each takes a second at 128
+GOAL = 0.12  # mean added time at most this share of the paper's
 HEADER = ["optimizer", "head", "batch", "plain ms", "primum +ms", "paper +ms", "UPGrad +ms"]
 HEADER += ["primum / paper", "iterations"]
 
@@ -65,7 +66,7 @@ class Rivals:
 
 
 class Training:
-    """A tiny network that learns something, so that the problems are those of training."""
+    """A tiny network in real training, so that the problems are realistic."""
 
     def __init__(self, kind: str, inputs: int, outputs: int, batch: int, recipe: Any) -> None:
         torch.manual_seed(0)
@@ -100,7 +101,7 @@ class Training:
 
 
 def measure_rivals(seconds: float, rounds: int) -> list[Rivals]:
-    """All cases, in turns of one step each, in about `seconds`."""
+    """Measure all cases in about `seconds`; recipes take turns, one step each."""
     cases = list(product(("sgd", "adamw"), HEADS, BATCHES))
     begin, found = perf_counter(), []
     for number, (kind, (inputs, outputs), batch) in enumerate(tqdm(cases, desc="recipes")):
@@ -109,7 +110,7 @@ def measure_rivals(seconds: float, rounds: int) -> list[Rivals]:
             recipes.append(UpGrad(mean_one=False))
         arms = [Training(kind, inputs, outputs, batch, recipe) for recipe in recipes]
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # that primum is dear for tiny networks
+            warnings.simplefilter("ignore", UserWarning)  # primum is slow for tiny networks
             for arm in arms:
                 for _ in range(2):  # the second step is the first to find optimizer state
                     arm.step()
@@ -135,7 +136,7 @@ def measure_rivals(seconds: float, rounds: int) -> list[Rivals]:
 
 
 def verdict(rivals: Sequence[Rivals]) -> str:
-    """Is the goal met, in one line."""
+    """One line: whether the goal is met."""
     mean = sum(each.ratio for each in rivals) / len(rivals)
     met = "met" if mean <= GOAL else "NOT met"
     low, high = min(r.ratio for r in rivals), max(r.ratio for r in rivals)

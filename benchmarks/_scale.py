@@ -1,7 +1,7 @@
-"""What several ranks cost: bytes, collectives, operations and memory of a step, as formulas.
+"""What several ranks cost: formulas for bytes, collectives, FLOPs and memory of a step.
 
-`local`, `gather`, `rows` and `sum` are the ways of `primum.distributed`; `rows` is that of sharded
-heads, too. All figures are of one rank and one step; a batch is the global one.
+`local`, `gather`, `rows` and `sum` are the ways of `primum.distributed`; sharded heads also use
+`rows`. All values are for one rank and one step; a batch is the global one.
 """
 
 from __future__ import annotations
@@ -50,18 +50,18 @@ class Case:
 
     @property
     def own_outputs(self) -> int:
-        """Outputs of the head that a rank computes with, if these are shared."""
+        """Outputs of the head per rank, if they are divided among ranks."""
         return -(-self.outputs // self.ranks)
 
 
 @dataclass(frozen=True)
 class Sent:
-    """What a rank puts into the collectives of a step.
+    """Traffic of one rank in the collectives of a step.
 
     Attributes:
-        payload: Bytes: what `Ranks.bytes` counts.
-        wire: Bytes that a rank sends, and receives, if rings carry them.
-        collectives: How many.
+        payload: Bytes as `Ranks.bytes` counts them.
+        wire: Bytes that a rank sends, and receives, in ring collectives.
+        collectives: Number of collectives.
     """
 
     payload: int
@@ -70,7 +70,7 @@ class Sent:
 
 
 def sent(way: str, case: Case) -> Sent:
-    """Of every collective its payload; a gather passes it to all, a sum halves of it to and fro."""
+    """Traffic of a way: its all-gathers and all-reduces, with their payload."""
     if way == "local" or case.ranks == 1:
         return Sent(0, 0.0, 0)
     rows = case.own * case.positions
@@ -115,7 +115,7 @@ def dense_is_cheaper(way: str, case: Case, *, factorises: bool) -> bool:
 
 
 def block_entries(way: str, case: Case) -> int:
-    """Entries of the samples' gradients that are held at a time, where they are formed."""
+    """Entries of per-sample gradients held at a time, if they are formed."""
     rows = (problem_batch(way, case), case.positions)
     rows = rows[:1] if case.positions == 1 else rows
     outputs = case.own_outputs if way == "rows" else case.outputs
@@ -125,16 +125,16 @@ def block_entries(way: str, case: Case) -> int:
 
 
 def in_blocks(way: str, case: Case) -> bool:
-    """Whether the head is gone through a few outputs at a time."""
+    """Whether the head is processed in blocks of outputs."""
     if way in ("rows", "sum") or (case.positions == 1 and case.size <= LARGE):
         return False
     return dense_is_cheaper(way, case, factorises=False)
 
 
 def operations(way: str, case: Case) -> float:
-    """Floating-point operations; with what is bound by memory counted eight times, as `gram` does.
+    """FLOPs; memory-bound ones count eight times, as in `primum.gram`.
 
-    Gradient, drift and diagonal cost three products of the head's size, then comes the solver.
+    Gradient, drift and diagonal cost three products of the head's size; the solver comes on top.
     """
     batch, rows = problem_batch(way, case), problem_batch(way, case) * case.positions
     outputs = case.own_outputs if way == "rows" else case.outputs
@@ -150,19 +150,19 @@ def operations(way: str, case: Case) -> float:
 
 
 def memory(way: str, case: Case) -> int:
-    """Bytes that the library holds at most, over the model, its gradients and the batch.
+    """Peak bytes of the library, beyond the model, its gradients and the batch.
 
-    Leading terms of three moments, the largest of which counts: predicting the step takes matrices
-    of the head's size; iterating takes the rows (inputs with a column of ones and output gradients,
-    scaled, and once more as products) or the Gram matrix; in the end the dual points are compared.
-    How many of each was read off measurements. Summing holds some more of the head's size, in
-    numbers that differ from run to run, so for it this is rough: mostly too much.
+    The maximum of the leading terms of three phases: predicting the step takes matrices of the
+    head's size; iterating takes the rows (inputs with a column of ones and output gradients,
+    scaled, and once more as products) or the Gram matrix; finally the dual points are compared. The
+    number of each was determined from measurements. Summing holds further matrices of the head's
+    size, whose number varies from run to run: there this is rough, and mostly too high.
     """
     batch, adaptive = problem_batch(way, case), case.optimizer != "sgd"
     rows = batch * case.positions
     outputs = case.own_outputs if way == "rows" else case.outputs
     unit, size = rows * (case.inputs + 1 + outputs), (case.inputs + 1) * outputs
-    # Alone, points are compared one by one, and at most these are kept.
+    # Except for `sum`, points are compared one by one, and at most this many are kept.
     points = (6 * POINTS if way == "sum" else 2 * PRODUCTS) * batch
     extra = {
         "local": 0,
@@ -189,18 +189,18 @@ def memory(way: str, case: Case) -> int:
 
 
 def sizes_of(case: Case, holders: int | None = None) -> Sizes:
-    """As the library sees it."""
+    """The sizes as the library's cost model takes them."""
     sizes = case.batch, case.positions, case.inputs, case.outputs, case.ranks
     return Sizes(*sizes, PRODUCTS, factorises=case.optimizer == "sgd", holders=holders)
 
 
 def chosen(case: Case) -> str:
-    """The way that `scope="global"` takes."""
+    """The way that `scope="global"` chooses."""
     return choose_way(sizes_of(case)) or "local"
 
 
 def chosen_at(case: Case, per_byte: float, per_message: float) -> str:
-    """The same if bytes and collectives cost that much, in floating-point operations."""
+    """The same with these costs of a byte and of a collective, in FLOPs."""
     with (
         mock.patch.object(ways, "PER_BYTE", per_byte),
         mock.patch.object(ways, "PER_MESSAGE", per_message),
@@ -209,20 +209,20 @@ def chosen_at(case: Case, per_byte: float, per_message: float) -> str:
 
 
 def library_traffic(way: str, case: Case) -> float:
-    """What the library expects a rank to receive."""
+    """Bytes that the library expects a rank to receive."""
     return ({"local": 0.0} | sizes_of(case).traffic())[way]
 
 
 def auto(case: Case, params: int) -> str:
-    """The way that `scope="auto"` takes, for a model of that many parameters."""
+    """The way that `scope="auto"` chooses for a model with `params` parameters."""
     return choose_way(sizes_of(case), params) or "local"
 
 
 def sharded(case: Case, params: int | None) -> str:
-    """The same for a head that `fully_shard` has split; None for `scope="global"`."""
+    """The same for a head sharded by `fully_shard`; `params` None for `scope="global"`."""
     return choose_way(sizes_of(case, holders=case.ranks), params) or "local"
 
 
 def all_reduce(params: int, ranks: int) -> float:
-    """Bytes that a rank sends for the gradients of a model, by a ring, in float32."""
+    """Bytes that a rank sends to all-reduce a model's float32 gradients in a ring."""
     return 2 * (ranks - 1) / ranks * FLOAT * params

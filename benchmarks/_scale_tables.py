@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from statistics import median
 from typing import Any
 
 import numpy as np
-from _common import markdown_table, median
+from _common import markdown_table
 from _scale import (
     WAYS,
     Case,
@@ -93,7 +94,7 @@ def _bytes(rows: Sequence[Row]) -> str:
 
 
 def _time(rows: Sequence[Row]) -> str:
-    """A line for each optimizer, head and batch; the way that the library chose is bold."""
+    """A row for each optimizer, head and batch; the way that the library chose is bold."""
     counts = sorted({row["ranks"] for row in rows})
     measured = [way for way in WAYS if any(row["way"] == way for row in rows)]
     columns = [(ranks, way) for ranks in counts for way in (measured if ranks > 1 else WAYS[:1])]
@@ -116,9 +117,9 @@ def _time(rows: Sequence[Row]) -> str:
 
 
 def fit(rows: Sequence[Row]) -> dict[str, float]:
-    """Added time as a sum of operations, bytes and collectives, in least squares of ratios.
+    """Nanoseconds per FLOP, byte and collective: nonnegative least squares fit of the added time.
 
-    Processes share two cores. No coefficient is negative. In nanoseconds.
+    Errors are relative. Assumes that processes share two cores.
     """
     known = [row for row in rows if row["with_ms"] > row["plain_ms"]]
     added = np.array([1e6 * (row["with_ms"] - row["plain_ms"]) for row in known])
@@ -161,7 +162,7 @@ def _fit(rows: Sequence[Row]) -> str:
 
 
 def regret(rows: Sequence[Row], choose: Callable[[Case], str] = chosen) -> list[float]:
-    """Of every case over several ranks, time of the chosen way's step over the faster way's."""
+    """Step time of the chosen way relative to the fastest, for every case over several ranks."""
     times: dict[Case, dict[str, float]] = {}
     for row in rows:
         if row["way"] != "local":
@@ -236,7 +237,7 @@ def _sharded(case: Case) -> str:
 
 
 def _traffic(case: Case) -> str:
-    """By gathering, rows and sums, of the gradient's own all-reduce; what `auto` takes is bold."""
+    """Traffic of each way relative to the gradients' all-reduce; the choice of `auto` is bold."""
     own = all_reduce(PARAMS, case.ranks)
     parts = []
     for way in WAYS[1:]:
@@ -246,7 +247,7 @@ def _traffic(case: Case) -> str:
 
 
 def _models() -> str:
-    """On 8 ranks: what `scope="auto"` does, and all ways' traffic of the model's own."""
+    """On 8 ranks: the choice of `scope="auto"`, and each way's share of the model's traffic."""
     header = ["model", "head", "global batch", "auto", *WAYS[1:], "with a GPU's constants"]
     cells = []
     for name, (params, inputs, outputs, batch) in MODELS.items():
@@ -272,7 +273,7 @@ def _whole(value: float) -> str:
 
 
 def _compute(case: Case) -> str:
-    """Of what a rank computes for the model: 6 operations per parameter and position."""
+    """FLOPs relative to those of the model, 6 per parameter and position."""
     training = 6.0 * PARAMS * case.own * case.positions
     return " / ".join(_share(operations(way, case) / training) for way in WAYS)
 
@@ -290,7 +291,7 @@ def _size(count: int) -> str:
 
 
 def _machines() -> str:
-    """Where other machines would choose otherwise."""
+    """Cases in which other machines would choose another way."""
     header = ["head", "global batch", *(f"{ranks:,} ranks" for ranks in SCALES)]
     cells = []
     for each in zip(*(cases(ranks) for ranks in SCALES), strict=True):

@@ -1,4 +1,4 @@
-"""What one step does to each sample: by the head, by the backbone, and to all samples alike."""
+"""Effect of one step on each sample: by the head, by the backbone, and common to all samples."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Row = dict[str, Any]
 
 
 def moment(trainer: Trainer, unseen: Batch) -> dict[str, Row]:
-    """Each weighting's step on the coming batch, from the trainer's present state.
+    """Measure each weighting's step on the next batch, from the trainer's current state.
 
     One row per weighting: harm to first order in the head and in the whole network, `split` of the
     batch and of test images, and `less_harm`: whether it really does less harm than the plain step.
@@ -91,7 +91,7 @@ def weightings(trainer: Trainer, batch: Batch, interference: Any) -> dict[str, T
 
 
 class Moving:
-    """Some images at the parameters before a step, and what steps change.
+    """Images at the parameters before a step, and how their losses change by steps.
 
     Args:
         model: Without dropout or batch norm, so that samples do not mix.
@@ -108,7 +108,7 @@ class Moving:
         self.features, self.old = self._features(old), self._head(old)
 
     def to(self, new: Mapping[str, Tensor]) -> Row:
-        """What a step to these parameters does to the images."""
+        """Effect of a step to these parameters on the images."""
         return split(self.features, self._features(new), self.old, self._head(new),
                      self.batch.targets)  # fmt: skip
 

@@ -1,7 +1,7 @@
-"""Ways to approximate a per-token problem, and how much harm their weights remove by the exact one.
+"""Ways to approximate a per-token problem, scored by the exact problem's harm.
 
-`product` is what the library does; the others were tried. Each makes of a captured problem a Gram
-operator, the tokens it is for, and in how many groups they are solved.
+`product` is the library's way; the others were tried. Each turns a captured problem into a Gram
+operator.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ Factors = tuple[Tensor, Tensor]  # rows [N, k], features [N, d]
 
 @dataclass(frozen=True)
 class Score:
-    """Of extra weights, by the exact operator.
+    """Quality of extra weights, measured by the exact operator.
 
     Attributes:
-        removed: Harm they remove, over what the exact answer removes.
-        feasible: The same after they are scaled down to the trust region, where outside.
-        length: Of the change of the step, over the radius of the trust region.
+        removed: Harm they remove, relative to the exact solution.
+        feasible: The same after scaling weights outside the trust region into it.
+        length: Size of the change of the step, relative to the radius.
     """
 
     removed: float
@@ -39,10 +39,10 @@ class Score:
 
 
 class Judge:
-    """The exact answer to a captured problem, and scores of others. Not for problems without harm.
+    """Solves a captured problem exactly and scores other solutions. The problem must have harm.
 
     Attributes:
-        share: Of the harm of the plain step, what the exact answer removes.
+        share: Share of the plain step's harm that the exact solution removes.
     """
 
     def __init__(self, moment: Moment) -> None:
@@ -52,7 +52,7 @@ class Judge:
         self.reach = RADIUS * moment.update.size("gain")
         self.harm = float(moment.drift.clamp_min(0).sum())
         best = solve(Problem(self.gram, moment.drift, self.reach), 30)
-        self._best, self.length = self._removed(self.gram.times(best.extra_weights), 1.0), 1.0
+        self._best = self._removed(self.gram.times(best.extra_weights), 1.0)
         self.share = self._best / self.harm
 
     def _removed(self, product: Tensor, scale: float) -> float:
@@ -66,7 +66,7 @@ class Judge:
         return Score(self._removed(product, 1.0) / self._best, feasible / self._best, length)
 
     def weights(self, gram: Gram, chosen: Tensor | None = None, groups: int = 1) -> Tensor:
-        """Extra weights of all tokens: of `chosen` alone, or of groups solved by themselves."""
+        """Extra weights of all tokens, solved for `chosen` alone or for each group separately."""
         drift, found = self.moment.drift, torch.zeros_like(self.moment.drift)
         parts = [torch.arange(len(drift)) if chosen is None else chosen]
         if groups > 1:
@@ -86,7 +86,7 @@ def _some(gram: Gram, part: Tensor) -> Gram:
 
 
 def product(moment: Moment, width: int) -> Gram:
-    """The library's own operator."""
+    """The library's operator."""
     step, gain, head = moment.update.step, moment.update.gain, moment.gram
 
     def predict(_: Tensor, rows: slice | None) -> Update:
@@ -106,7 +106,7 @@ def product(moment: Moment, width: int) -> Gram:
 
 
 def scaled(moment: Moment, fit: Callable[[Tensor, Moment], tuple[Tensor, Tensor]]) -> Factors:
-    """Output gradients and features with the roots of the factorised gain in them."""
+    """Output gradients and features, scaled by the square roots of the factorised gain."""
     gain, head = moment.update.gain, moment.gram
     if not isinstance(gain, Tensor) or gain.dim() < 2:
         return head.output_gradients, head.features * gain**0.5
@@ -124,7 +124,7 @@ def geometric_means(gain: Tensor, _: Moment) -> tuple[Tensor, Tensor]:
 
 
 def of_squares(gain: Tensor, _: Moment) -> tuple[Tensor, Tensor]:
-    """Means of the second moment instead, as Adafactor keeps them."""
+    """Means of the second moment instead, as in Adafactor."""
     square = gain**-2
     return (square.mean(1) / square.mean()) ** -0.5, square.mean(0) ** -0.5
 
@@ -137,7 +137,7 @@ def by_features(gain: Tensor, moment: Moment) -> tuple[Tensor, Tensor]:
 
 
 def alternating(gain: Tensor, moment: Moment) -> tuple[Tensor, Tensor]:
-    """Fitted to the batch gradient's squares: inputs, then outputs."""
+    """Fit to the squares of the batch gradient: first inputs, then outputs."""
     weights = _batch_squares(moment)
     by_input = (gain * weights).sum(0) / weights.sum(0)
     by_output = (gain * weights).sum(1) / (weights @ by_input).clamp_min(1e-38)
@@ -157,13 +157,13 @@ def _batch_squares(moment: Moment) -> Tensor:
 
 
 def random_matrix(rows: Tensor, width: int) -> Tensor:
-    """Times a matrix of random signs."""
+    """Multiply by a matrix of random signs."""
     signs = torch.randint(0, 2, (rows.shape[1], width), generator=_generator()) * 2 - 1
     return rows @ (signs.to(rows) / width**0.5)
 
 
 def count_sketch(rows: Tensor, width: int) -> Tensor:
-    """Columns thrown into random ones of fewer, with random signs."""
+    """Add columns with random signs into random bins."""
     bins = torch.randint(0, width, rows.shape[1:], generator=_generator())
     signed = rows * random_signs(rows.shape[1], rows)
     return rows.new_zeros(len(rows), width).index_add_(1, bins, signed)
@@ -174,13 +174,13 @@ def folded(rows: Tensor, width: int) -> Tensor:
 
 
 def true_norms(rows: Tensor, width: int) -> Tensor:
-    """Folded, then scaled row by row: the diagonal of the operator is exact."""
+    """Fold, then rescale each row, so that the operator's diagonal is exact."""
     found = folded(rows, width)
     return found * (rows.norm(dim=1) / found.norm(dim=1).clamp_min(1e-30)).unsqueeze(1)
 
 
 def largest_apart(rows: Tensor, width: int) -> Tensor:
-    """Half of the columns for the largest ones as they are, the rest folded."""
+    """Keep the largest columns in half of the width, fold the rest into the other half."""
     largest = rows.square().sum(0).topk(width // 2).indices
     rest = rows.index_fill(1, largest, 0.0)
     return torch.cat((rows[:, largest], folded(rest, width // 2)), 1)

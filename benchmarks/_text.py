@@ -1,4 +1,4 @@
-"""A small language model, the text it is trained on, and per-token problems captured on the way."""
+"""A small language model, its training text, and per-token problems captured in training."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from primum.recipe import Primum
 
 @dataclass(frozen=True)
 class Setting:
-    """What is trained: a vocabulary (up to 256: characters), and sizes."""
+    """Sizes of a training run; a vocabulary of up to 256 means characters."""
 
     vocabulary: int
     width: int
@@ -40,7 +40,7 @@ RATES = {"sgd": 0.1, "adamw": 4e-3}
 
 
 def read_text(path: Path | None) -> str:
-    """A text file; by default the language reference that every Python has. Verse numbers go."""
+    """A text file without verse numbers; by default Python's language reference."""
     if path is None:
         from pydoc_data.topics import topics  # type: ignore[import-untyped]
 
@@ -49,9 +49,9 @@ def read_text(path: Path | None) -> str:
 
 
 def numbered(text: str, vocabulary: int) -> Tensor:
-    """The text's characters or words, by rank of frequency; what is rarer shares the last number.
+    """Characters or words as integers, by rank of frequency; rarer ones share the last integer.
 
-    Up to 8,192 words are split from punctuation; beyond, words are what blanks separate.
+    Words are split from punctuation for vocabularies of up to 8,192, otherwise at white space.
     """
     pieces = list(text) if vocabulary <= 256 else re.findall(r"\w+|[^\w\s]", text)
     if vocabulary > 8192:
@@ -61,7 +61,7 @@ def numbered(text: str, vocabulary: int) -> Tensor:
 
 
 class LanguageModel(nn.Module):
-    """A decoder-only transformer whose head sees tokens in one row: [B, T] -> [B * T, words]."""
+    """A decoder-only transformer with flattened output: [B, T] -> [B * T, words]."""
 
     def __init__(self, words: int, width: int, positions: int, layers: int = 2, heads: int = 4):
         super().__init__()
@@ -93,7 +93,7 @@ def optimizer_of(kind: str, model: nn.Module) -> Optimizer:
 def batches(
     words: Tensor, setting: Setting, steps: int, generator: torch.Generator
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Random pieces of the text [B, T], and the words that follow [B * T]."""
+    """Random windows of the text [B, T], and the next tokens [B * T]."""
     for _ in range(steps):
         starts = torch.randint(
             len(words) - setting.positions - 1, (setting.sequences,), generator=generator
@@ -103,7 +103,7 @@ def batches(
 
 
 def captured(kind: str, words: Tensor, setting: Setting, steps: int, at: list[int]) -> list[Moment]:
-    """Problems of these steps of plain training, one sample per token."""
+    """The per-token problems of these steps of plain training."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = LanguageModel(setting.vocabulary, setting.width, setting.positions)

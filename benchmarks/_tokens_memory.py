@@ -17,7 +17,7 @@ WORDS, WIDTH, TOKENS = 32_000, 768, 128
 
 
 def peak() -> int:
-    """KiB of this program; what `getrusage` returns includes its parent, from before `exec`."""
+    """Peak KiB of this process; `getrusage` would include its parent's from before `exec`."""
     found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
     assert found is not None
     return int(found[1])
@@ -39,7 +39,7 @@ def main(kind: str, arm: str, sequences: str) -> None:
     for number in range(3):
         if number == 1:
             start = peak()
-        some = words if number else words[:, :2]  # first a short one: imports, state
+        some = words if number else words[:, :2]  # first a short batch: imports, optimizer state
         optimizer.zero_grad()
         logits = model(some[:, :-1])
         F.cross_entropy(logits.flatten(0, 1), some[:, 1:].flatten()).backward()

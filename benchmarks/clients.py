@@ -1,17 +1,18 @@
-"""The one line in scripts of other people's shape: what happens to loss and time.
+"""primum.attach in typical training scripts: what happens to loss and time?
 
-Small scripts in our own words, after the patterns of public training scripts. Each is run without
-and with the line, from the same seeds, so that runs are pairs. Nothing is fetched: images are
-scikit-learn's digits, text is Python's own help, games and generated data are made here.
+Small scripts of our own that follow the patterns of public training scripts. Each runs without and
+with `primum.attach`, from the same seeds, so that runs can be compared in pairs. Nothing is
+downloaded: images are scikit-learn's digits, text is Python's own help, and games and synthetic
+data are generated.
 
     python benchmarks/clients.py                      # twelve minutes on one core
     python benchmarks/clients.py --data-dir CIFAR     # image scripts on CIFAR-10 (Parquet) instead
     python benchmarks/clients.py --quick              # a few steps of each, one seed
-    python benchmarks/clients.py --render             # only the page, from the results
+    python benchmarks/clients.py --render             # only update the page, from stored results
 
-Writes benchmarks/results/clients.json and the tables of docs/clients.md; but with --quick, --only
-or --data-dir, results go to --out alone, if it is given. With --only, rows of other scripts that
-are in that file stay there; --render then makes the page.
+Writes benchmarks/results/clients.json and the tables of docs/clients.md. With --quick, --only or
+--data-dir, results are written to --out alone, and only if it is given. With --only, rows of other
+scripts in that file are kept; run --render afterwards to update the page.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, median
-from time import perf_counter
 from typing import Any
 
 import _clients_frameworks
@@ -32,17 +32,7 @@ import _clients_play
 import _clients_text
 from _clients import Run, Script, said
 from _clients_page import PAGE, columns, filled, row_cells
-from _common import (
-    RESULTS,
-    as_text,
-    describe,
-    environment,
-    finish,
-    positive,
-    use_threads,
-    write_json,
-    write_text,
-)
+from _common import RESULTS, Report, as_text, describe, positive, use_threads, write_text
 from tqdm import tqdm
 
 SCRIPTS = [
@@ -57,7 +47,7 @@ OUT = RESULTS / "clients.json"
 def played(
     script: Script, settings: dict[str, Any] | None, seed: int, options: argparse.Namespace
 ) -> dict[str, Any]:
-    """One run and what came of it."""
+    """Metrics of one run."""
     settings = None if settings is None else dict(settings)
     paused = settings is not None and settings.pop("paused", False)
     run = Run(seed, settings, options.quick, paused, options.data_dir)
@@ -78,7 +68,7 @@ def played(
 
 
 def rows_of(script: Script, runs: dict[str | None, list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """One row for each thing that was added, against the plain runs of the same seeds."""
+    """One row for each arm, compared with the plain runs of the same seeds."""
     plain = runs[None]
     rows = []
     for added, with_it in runs.items():
@@ -116,7 +106,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def measure(scripts: Sequence[Script], options: argparse.Namespace) -> list[dict[str, Any]]:
-    """All rows; plain and added runs of a seed come right after one another."""
+    """Rows of all scripts; the arms of a seed run right after one another."""
     jobs = [(script, options.seeds or script.seeds) for script in scripts]
     total = sum(seeds * (1 + len(script.arms)) for script, seeds in jobs)
     rows: list[dict[str, Any]] = []
@@ -135,15 +125,15 @@ def measure(scripts: Sequence[Script], options: argparse.Namespace) -> list[dict
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    made = argparse.ArgumentParser(prog="clients.py", description="The one line in many scripts")
+    made = argparse.ArgumentParser(prog="clients.py", description="primum in many scripts")
     made.add_argument("--quick", action="store_true", help="a few steps of each, one seed")
-    made.add_argument("--seeds", type=positive, help="of every script; by default its own number")
-    made.add_argument("--only", help="scripts with these words in their names")
+    made.add_argument("--seeds", type=positive, help="of every script (default: its own number)")
+    made.add_argument("--only", help="scripts with this text in their names")
     made.add_argument("--data-dir", type=Path, help="CIFAR-10: train-*.parquet, test-*.parquet")
-    made.add_argument("--out", type=Path, help=f"JSON; by default {OUT.name} among the results")
+    made.add_argument("--out", type=Path, help=f"JSON (default: benchmarks/results/{OUT.name})")
     made.add_argument("--page", type=Path, default=PAGE, help="where the tables go")
-    made.add_argument("--note", help="what a reader should know of this run; on the page, too")
-    made.add_argument("--render", action="store_true", help="only the page, from the results")
+    made.add_argument("--note", help="a remark on this run, shown on the page, too")
+    made.add_argument("--render", action="store_true", help="only update the page")
     options = made.parse_args(argv)
     if options.quick and options.seeds is None:
         options.seeds = 1
@@ -152,30 +142,27 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
+    out = options.out or OUT
     if options.render:
-        content = json.loads((options.out or OUT).read_text(encoding="utf-8"))
-        render(options.page, content)
+        render(options.page, json.loads(out.read_text(encoding="utf-8")))
         return 0
     scripts = [each for each in SCRIPTS if (options.only or "").lower() in each.name.lower()]
     if not scripts:
         names = ", ".join(each.name for each in SCRIPTS)
         raise SystemExit(f"no script has {options.only!r} in its name; there are: {names}")
-    begin = perf_counter()
     with use_threads(1):
-        record = environment("clients.py", argv)
+        report = Report("clients.py", argv, out)
         rows = measure(scripts, options)
-    finish(record, perf_counter() - begin)
+    content = {"environment": report.finish(), "rows": rows, "again": []}
     print(as_text(columns(), [row_cells(row) for row in rows]), end="\n\n")
-    print(describe(record))
-    content = {"environment": record, "rows": rows, "again": []}
+    print(describe(report.record))
     if options.note:
         content["note"] = options.note
     whole = not (options.quick or options.only or options.data_dir)
-    out = options.out or (OUT if whole else None)
-    if out is not None:
+    if whole or options.out:
         if options.only and out.exists():
             content = merged(json.loads(out.read_text(encoding="utf-8")), content)
-        write_json(out, content)
+        report.write(content)
         print(f"Written: {os.path.relpath(out)}")
     if whole:
         render(options.page, content)
@@ -183,7 +170,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
-    """Old results with the rows of scripts that were run again; says which, and when."""
+    """Old results with new rows for scripts that were run again; `again` lists these runs."""
     fresh: dict[str, list[dict[str, Any]]] = {}
     for row in new["rows"]:
         fresh.setdefault(row["script"], []).append(row)

@@ -1,4 +1,4 @@
-"""Heads that are never called: memory, operations and time of head and loss in one.
+"""Losses fused with the head: memory, FLOPs and time of forward and backward.
 
     called        cross_entropy(head(hidden), targets): the logits of all tokens in memory
     hook          the same with `primum.attach`, per token
@@ -6,11 +6,11 @@
     primum        `reducer.linear_cross_entropy`
     paused        the same without weights, inside `reducer.paused()`
 
-Forward and backward of a head without bias under AdamW, float32. Memory is the peak that torch's
-CPU allocator held over what it held before: hidden states, weight and optimizer state are not in
-it, their gradients are. Operations are matrix products alone, in units of N H for N tokens and a
-head of H entries; they are counted on `--count` tokens, with the custom operations opened. Time is
-the median of arms that take turns, process time of one thread.
+A head without bias under AdamW, in float32. Memory is the peak of torch's CPU allocator over what
+it held before: it includes gradients, but not hidden states, weight and optimizer state. Operations
+are those of matrix products, in units of N H for N tokens and a head of H entries; they are counted
+on `--count` tokens, with primum's custom operators replaced by plain functions. Time is the median
+process time on one thread; arms take turns.
 """
 
 from __future__ import annotations
@@ -19,24 +19,15 @@ import argparse
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
+from statistics import median
 from typing import Any
 from unittest import mock
 
 import torch
 import torch.nn.functional as F
-from _common import (
-    RESULTS,
-    Report,
-    clock_for,
-    median,
-    positive,
-    take_turns,
-    use_threads,
-)
+from _common import Report, clock_for, count_flops, make_parser, positive, take_turns, use_threads
 from overhead import peak_memory
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 import primum
 from primum import fused_op
@@ -46,7 +37,7 @@ MIB = 1 << 20
 
 
 class Case:
-    """A head in the midst of training, and a batch of hidden states."""
+    """A head in the middle of training, and a batch of hidden states."""
 
     def __init__(self, tokens: int, width: int, words: int) -> None:
         torch.manual_seed(0)
@@ -89,15 +80,10 @@ class Case:
 
 
 def operations(case: Case, arm: str) -> float | None:
-    """Of matrix products, in units of N H; None for torch's operation, which hides them."""
-
-    def inplace(_: Any, one: Any, other: Any, **__: Any) -> int:
-        return 2 * one[0] * one[1] * other[1]
-
+    """FLOPs of matrix products in units of N H; None for torch's operator, which hides them."""
     if arm == "torch":
         return None
-    counter = FlopCounterMode(display=False, custom_mapping={torch.ops.aten.addmm_: inplace})
-    with opened(), counter:
+    with opened(), count_flops() as counter:
         case.run(arm)
     units = case.hidden.shape[0] * case.head.weight.numel()
     return float(counter.get_total_flops()) / units
@@ -105,7 +91,7 @@ def operations(case: Case, arm: str) -> float | None:
 
 @contextmanager
 def opened() -> Iterator[None]:
-    """Our operations as plain functions: what they are made of can be counted."""
+    """Replace our operators by plain functions, so that the FLOPs inside are counted."""
     with (
         mock.patch.object(fused_op, "token_losses", fused_op.losses_of),
         mock.patch.object(fused_op, "token_gradients", fused_op.gradients_of),
@@ -123,7 +109,7 @@ def measure(
     runs: list[Callable[[], None]] = [partial(case.run, arm) for arm in arms]
     peaks = []
     for run in runs:
-        case.clear()  # what is freed in a run would count against it
+        case.clear()  # gradients of the last run, freed during this one, would hide its peak
         peaks.append(peak_memory(run) / MIB)
     times = take_turns(runs, args.seconds, args.repeats, clock=clock_for(1))
     return {
@@ -137,15 +123,8 @@ def measure(
 
 
 HEADER = [
-    "vocabulary",
-    "width",
-    "tokens",
-    "loss",
-    "peak MiB",
-    "over torch %",
-    "operations / NH",
-    "s",
-]
+    "vocabulary", "width", "tokens", "loss", "peak MiB", "over torch %", "operations / NH", "s",
+]  # fmt: skip
 
 
 def table(results: list[dict[str, Any]]) -> list[list[str]]:
@@ -163,17 +142,15 @@ def table(results: list[dict[str, Any]]) -> list[list[str]]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--words", nargs="+", type=positive, default=[32_000])
-    parser.add_argument("--width", type=positive, default=768)
-    parser.add_argument("--tokens", nargs="+", type=positive, default=[1024, 4096])
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=ARMS)
-    parser.add_argument("--count", type=positive, default=1024, help="tokens for the operations")
-    parser.add_argument("--repeats", type=int, default=3, help="0 for no times")
-    parser.add_argument("--seconds", type=float, default=120.0, help="for the times of a size")
-    parser.add_argument("--out", type=Path, default=RESULTS / "fused.json")
+    parser = make_parser("fused.py", __doc__)
+    add = parser.add_argument
+    add("--words", nargs="+", type=positive, default=[32_000], help="vocabularies")
+    add("--width", type=positive, default=768)
+    add("--tokens", nargs="+", type=positive, default=[1024, 4096])
+    add("--arms", nargs="+", choices=ARMS, default=ARMS)
+    add("--count", type=positive, default=1024, help="tokens on which FLOPs are counted")
+    add("--repeats", type=int, default=3, help="0 to skip timing")
+    add("--seconds", type=float, default=120.0, help="of timing for each size")
     args = parser.parse_args(argv)
     results = []
     with use_threads(1):

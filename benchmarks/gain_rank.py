@@ -1,8 +1,8 @@
-"""How well a gain of rank r stands for the gain: is r <= 5 enough, as the paper says (Sec. 4.5)?
+"""How well a gain of rank r approximates the gain: is r <= 5 enough, as in the paper (Sec. 4.5)?
 
-Trains small networks with AdamW under the paper's recipe and compares, at several steps, the head's
-Gram matrices of the rank-r gain (`primum.paper.low_rank`) with the exact ones, all in float64, so
-that the rank is the only difference. Q_1 is the matrix under the gain, Q_2 under its square.
+Trains small networks with AdamW and the paper's recipe. At several steps it compares the head's
+Gram matrices under the rank-r gain (`primum.paper.low_rank`) with the exact ones, all in float64,
+so that they differ in the rank alone. Q_1 is the matrix under the gain, Q_2 under its square.
 
     python benchmarks/gain_rank.py                     # scikit-learn's digits, about a minute
     python benchmarks/gain_rank.py --data-dir DIR      # DIR/cifar10, DIR/cifar100: parquet files
@@ -11,29 +11,13 @@ that the rank is the only difference. Q_1 is the matrix under the gain, Q_2 unde
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
 import torch
-from _capture import (
-    Data,
-    Transformer,
-    cifar,
-    digits,
-    group_norm_cnn,
-    optimizer_of,
-    record,
-)
-from _common import (
-    RESULTS,
-    as_text,
-    describe,
-    environment,
-    finish,
-    markdown_table,
-    write_json,
-)
+from _capture import Data, Transformer, cifar, digits, group_norm_cnn, optimizer_of, record
+from _common import Report, as_text, make_parser, markdown_table
 from torch import nn
 
 from primum.gram import MatrixFree
@@ -43,14 +27,14 @@ RANKS = (1, 2, 3, 4, 5, 8, 16)
 SHOWN = ("Q1 r=1", "Q1 r=3", "Q1 r=5", "Q1 r=8", "Q1 neg", "Q2 r=5", "Q2 r=8", "Q2 neg")
 
 
-def errors(head: MatrixFree) -> dict[str, float]:
-    """Relative Frobenius error by matrix and rank; at rank 5 also the most negative eigenvalue."""
+def errors(head: MatrixFree, ranks: Sequence[int] = RANKS) -> dict[str, float]:
+    """Relative Frobenius errors by matrix and rank; at rank 5 also the most negative eigenvalue."""
     x, g = head.features.double(), head.output_gradients.double()
     gain = torch.as_tensor(head.gain).double()
     wide = MatrixFree(x, g, gain, has_bias=head.has_bias)
     exact = [wide.dense().matrix, MatrixFree(x, g, gain**2).dense().matrix]
     found = {}
-    for rank in RANKS:
+    for rank in ranks:
         for k, matrix in enumerate(gram_matrices(wide, rank)):
             found[f"Q{k + 1} r={rank}"] = ((matrix - exact[k]).norm() / exact[k].norm()).item()
             if rank == 5:
@@ -68,7 +52,7 @@ def follow(model: nn.Module, data: Data, args: argparse.Namespace) -> list[dict[
 
 
 def page_table(rows: list[dict[str, Any]]) -> str:
-    """For docs/paper.md: by step and head, error in % at rank 5 and, in brackets, at rank 8."""
+    """The table of docs/paper.md: by step and head, error in % at rank 5 (and at rank 8)."""
     heads = list(dict.fromkeys((row["head"], row["model"]) for row in rows))
     found = {(row["step"], row["head"], row["model"]): row for row in rows}
     names = {"cnn": "CNN"}
@@ -92,17 +76,15 @@ def page_table(rows: list[dict[str, Any]]) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--data-dir", type=Path, help="holds cifar10/ and cifar100/; needs pyarrow")
-    parser.add_argument("--heads", nargs="+", metavar="INxOUT", help="only these, such as 384x100")
-    parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--batch", type=int, default=128)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=RESULTS / "gain_rank.json")
+    parser = make_parser("gain_rank.py", __doc__)
+    add = parser.add_argument
+    add("--data-dir", type=Path, help="folder of cifar10/ and cifar100/; needs pyarrow")
+    add("--heads", nargs="+", metavar="INxOUT", help="only these, such as 384x100")
+    add("--steps", type=int, default=1000, help="training steps (default: 1000)")
+    add("--batch", type=int, default=128, help="batch size (default: 128)")
+    add("--seed", type=int, default=0)
     args = parser.parse_args(argv)
-    about, begin = environment("gain_rank.py", argv), perf_counter()
+    report = Report("gain_rank.py", argv, args.out)
     if args.data_dir is None:
         sets = [(digits(), 64, "cnn"), (digits(), 64, "transformer")]
     else:
@@ -122,9 +104,8 @@ def main(argv: list[str] | None = None) -> int:
         print("\n" + ", ".join(name.values()) + ": error in %; neg: least over largest eigenvalue")
         table = [[str(row["step"]), *(f"{100 * row[c]:.2f}" for c in SHOWN)] for row in run]
         print(as_text(["step", *SHOWN], table), flush=True)
-    finish(about, perf_counter() - begin)
-    write_json(args.out, {"environment": about, "results": rows})
-    print("\n" + page_table(rows) + "\n\n" + describe(about))
+    report.save({"results": rows}, page_table(rows))
+    report.show()
     return 0
 
 

@@ -5,21 +5,21 @@
     looped      the same for AdamW in `primum.paper.low_rank`, one rank after the other
     primum      what `primum.gram.choose` builds for a step of 20 iterations
 
-"Our step" is that and 22 products with it. "The paper's step", added up from the columns, is one
-factorised matrix for SGD and two for AdamW (looped), and 150 dense products.
+"Our step" is that plus 22 products with it. "The paper's step", computed from the columns, is one
+factorised matrix for SGD and two for AdamW (looped), plus 150 dense products.
 
-Two corrections to what is printed: all ones instead of the identity for the bias (SGD), and
+Two corrections to the printed code: all ones instead of the identity for the bias (SGD), and
 `tau_w` flattened (AdamW), which otherwise does not broadcast.
 
-Arms take turns; medians of wall or process time (see the last line of the table). An arm that takes
-longer than its share is timed once. Memory is the peak that torch's CPU allocator held during the
-first call over what it held before, from its own events: inputs are not in it, results are. The
-paper's memory, on a Tesla T4, includes the inputs and 8 MiB of cuBLAS workspace. What would need
-more than --cap of memory is not run.
+Arms take turns; times are medians of wall or process time (see the line below the table). An arm
+that takes longer than its share is timed once. Memory is the peak of torch's CPU allocator during
+the first call over what it held before: it includes results, but not inputs. The paper's figures,
+on a Tesla T4, include the inputs and 8 MiB of cuBLAS workspace. What would need more than --cap of
+memory is not run.
 
-The second table is the relative error (Frobenius) of the rank-5 matrices on gains of a real AdamW
-run: a head of that size learns to read numbers written in handwritten digits, as many digits as
-its classes need (`--gains random` instead draws them at random, which real gains are not).
+The second table has relative Frobenius errors of the rank-5 matrices on gains of a real AdamW run:
+a head of that size learns to read numbers written in handwritten digits, with as many digits as
+its classes need (`--gains random` draws gains at random instead, which is not realistic).
 """
 
 from __future__ import annotations
@@ -29,27 +29,19 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
 from _capture import digits, optimizer_of, record
-from _common import (
-    RESULTS,
-    Report,
-    clock_for,
-    median,
-    parse_quick,
-    positive,
-    take_turns,
-    use_threads,
-)
+from _common import Report, clock_for, make_parser, parse_quick, positive, take_turns, use_threads
+from gain_rank import errors as rank_errors
 from overhead import peak_memory
 from torch import Tensor, nn
 from tqdm import tqdm
 
 from primum.gram import Dense, MatrixFree, choose
-from primum.paper.low_rank import gram_matrices, weighted_gram
+from primum.paper.low_rank import weighted_gram
 from primum.recipe import Primum
 
 RANK = 5
@@ -59,25 +51,10 @@ CAP_GIB = 6.0
 MOMENTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)  # steps at which gains are looked at
 
 HEADER = [
-    "optimizer",
-    "head",
-    "B",
-    "explicit ms",
-    "MB",
-    "T4: ms, MB",
-    "factorised ms",
-    "MB",
-    "T4: ms, MB",
-    "looped ms",
-    "MB",
-    "paper's step ms",
-    "primum",
-    "build ms",
-    "our step ms",
-    "MB",
-    "dense product ms",
-    "matrix-free product ms",
-]
+    "optimizer", "head", "B", "explicit ms", "MB", "T4: ms, MB", "factorised ms", "MB",
+    "T4: ms, MB", "looped ms", "MB", "paper's step ms", "primum", "build ms", "our step ms", "MB",
+    "dense product ms", "matrix-free product ms",
+]  # fmt: skip
 GAIN_HEADER = ["head", "step", "Q_1 %", "Q_2 %"]
 
 Pair = tuple[float, float]  # milliseconds, megabytes
@@ -176,7 +153,7 @@ def looped_adamw(given: Inputs) -> Tensor:
 
 
 def head_of(case: Case, given: Inputs) -> MatrixFree:
-    """The head as a reducer sees it: a column of ones for the bias."""
+    """The head as a reducer sees it, with a column of ones for the bias."""
     features = nn.functional.pad(given.x, (0, 1), value=1.0)
     if case.optimizer == "sgd":
         return MatrixFree(features, given.g, 1.0, has_bias=True)
@@ -185,7 +162,7 @@ def head_of(case: Case, given: Inputs) -> MatrixFree:
 
 
 def built_and_used(head: MatrixFree) -> Tensor:
-    """All that a step pays for its Gram matrix by our default route."""
+    """Everything that our default route computes with the Gram matrix in one step."""
     operator = choose(head, PRODUCTS)
     vector = torch.ones(len(head.features))
     for _ in range(PRODUCTS):
@@ -206,7 +183,7 @@ def draw(case: Case) -> Inputs:
 
 
 def arms_of(case: Case, cap: float) -> dict[str, Callable[[], object]]:
-    """What is timed, by name. The explicit form is left out where it exceeds the cap."""
+    """What is timed, by name; without the explicit form if it would exceed the cap."""
     given = draw(case)
     head, vector = head_of(case, given), torch.ones(case.batch)
     arms: dict[str, Callable[[], object]] = {}
@@ -250,14 +227,14 @@ def _call(arm: Callable[[], object]) -> None:
 
 
 def paper_step_ms(row: dict[str, Any]) -> float:
-    """What the paper's recipe pays in a step: one matrix or two, and its products with them."""
+    """Cost of the paper's recipe in one step: one matrix or two, and its products with them."""
     made = row["ms"]
     matrices = made["factorised"] if row["optimizer"] == "sgd" else 2 * made["looped"]
     return float(matrices + PAPER_PRODUCTS * made["dense product"])
 
 
 def cells(row: dict[str, Any]) -> list[str]:
-    """One line: ours, with the paper's values in between."""
+    """One row: our values, with the paper's in between."""
     made, peaks = row["ms"], row["peak_bytes"]
 
     def both(name: str) -> list[str]:
@@ -287,7 +264,7 @@ def cells(row: dict[str, Any]) -> list[str]:
 
 
 def _short(value: float) -> str:
-    """Three digits."""
+    """Three significant digits."""
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
@@ -329,14 +306,8 @@ def random_heads(inputs: int, outputs: int, batch: int) -> Iterator[tuple[int, M
 
 def errors(head: MatrixFree) -> dict[str, float]:
     """Relative Frobenius errors of the rank-5 matrices under the gain and under its square."""
-    assert isinstance(head.gain, Tensor)
-    x, g, gain = (t.double() for t in (head.features, head.output_gradients, head.gain))
-    approximate = gram_matrices(MatrixFree(x, g, gain, has_bias=head.has_bias), RANK)
-    found: dict[str, float] = {}
-    for power, matrix in zip((1, 2), approximate, strict=True):
-        truth = MatrixFree(x, g, gain**power).dense().matrix
-        found[f"q{power}"] = float((matrix - truth).norm() / truth.norm())
-    return found
+    found = rank_errors(head, [RANK])
+    return {f"q{power}": found[f"Q{power} r={RANK}"] for power in (1, 2)}
 
 
 def gain_rows(sizes: Sequence[tuple[int, int]], options: argparse.Namespace) -> list[Any]:
@@ -358,7 +329,7 @@ def gain_cells(row: dict[str, Any]) -> list[str]:
 
 
 def notes(rows: Sequence[dict[str, Any]], gains: Sequence[dict[str, Any]]) -> list[str]:
-    """Ratios of what was measured in one run."""
+    """Summary: ratios of times and of memory, and errors of the rank-5 gain."""
     lines = []
     for optimizer in dict.fromkeys(row["optimizer"] for row in rows):
         some = [row for row in rows if row["optimizer"] == optimizer]
@@ -397,21 +368,17 @@ def parse_size(text: str) -> tuple[int, int, int]:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    made = argparse.ArgumentParser(
-        prog="gram.py", description="The paper's Tables 3 and 4, with our default route."
-    )
+    made = make_parser("gram.py", __doc__, quick="sizes whose explicit form takes under 100 MB")
     add = made.add_argument
     add("--optimizer", choices=("sgd", "adamw", "both"), default="both")
     add("--sizes", nargs="+", type=parse_size, metavar="INxOUTxB", help="default: the paper's")
     add("--cap", type=float, default=CAP_GIB, metavar="GIB", help="of memory for one matrix")
-    add("--seconds", type=float, help="for each size, about (default: 4)")
-    add("--repeats", type=positive, default=200, help="most calls of an arm")
+    add("--seconds", type=float, help="for each size, roughly (default: 4)")
+    add("--repeats", type=positive, default=200, help="maximum calls of an arm")
     add("--gains", choices=("digits", "random"), default="digits")
     add("--gain-batch", type=positive, default=256)
-    add("--gain-steps", type=positive, help="of training (default: 1000)")
-    add("--threads", type=positive, default=1, help="of torch (default: 1)")
-    add("--out", type=Path, default=RESULTS / "gram.json", help="JSON; the .md goes beside it")
-    add("--quick", action="store_true", help="sizes whose explicit form takes under 100 MB")
+    add("--gain-steps", type=positive, help="training steps for the gains (default: 1000)")
+    add("--threads", type=positive, default=1, help="torch threads (default: 1)")
     full, quick = {"seconds": 4.0, "gain_steps": 1000}, {"seconds": 0.5, "gain_steps": 20}
     return parse_quick(made, argv, full, quick)
 

@@ -1,14 +1,14 @@
-"""Where a loop leaves primum guessing: accumulated gradients and clipping, against full knowledge.
+"""What primum cannot know in advance: gradient accumulation and clipping, against an oracle.
 
-Trains a small CNN on scikit-learn's digits and stops at some steps. There, on copies, it takes the
-same step in several ways and asks for the harm that the head's real step does to the samples of the
-batch, to first order: what counts is the harm removed, compared with the plain step.
+Trains a small CNN on scikit-learn's digits. At some steps it takes the same step in several ways,
+on copies, and measures the first-order harm that the head's real step does to the samples of the
+batch. The figure of interest is the harm removed relative to the plain step.
 
-- Accumulation: the batch at once, or as k micro-batches, each weighed when it comes by. Beside the
-  default radius also radius / sqrt(k), because each micro-batch may bend the step by the radius.
-- Clipping: what clipping leaves of the gradient is known after the backward pass only. Predict with
-  no factor, with the library's, with the last step's, with moving averages of it, or, as nobody
-  can, with the factor of this very step.
+- Accumulation: the batch at once, or as k micro-batches, each reweighted on its own. Besides the
+  default radius also radius / sqrt(k), because each micro-batch may change the step by the radius.
+- Clipping: its effect on the gradient is only known after the backward pass. The step is predicted
+  with no factor, with the library's, with the last step's, with moving averages of it and, as an
+  oracle, with the factor of the step itself.
 
     python benchmarks/loops.py            # two minutes on one core
     python benchmarks/loops.py --quick    # seconds
@@ -21,19 +21,13 @@ import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from _capture import Data, digits, group_norm_cnn, optimizer_of
-from _common import (
-    RESULTS,
-    Report,
-    median,
-    parse_quick,
-    use_threads,
-)
+from _common import Report, make_parser, parse_quick, use_threads
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from tqdm import tqdm
@@ -64,15 +58,9 @@ CLIPPING: dict[str, Callable[[Any], object]] = {
 }
 GUESSES = ("ignored", "primum", "last", "average 0.5", "average 0.9")
 ACCUMULATED = [
-    "optimizer",
-    "the batch as",
-    "cosine of gradients",
-    "difference %",
-    "cosine of weights",
-    "mean weight",
-    "step bent by",
-    "harm removed %",
-]
+    "optimizer", "the batch as", "cosine of gradients", "difference %", "cosine of weights",
+    "mean weight", "step bent by", "harm removed %",
+]  # fmt: skip
 CLIPPED = [
     "optimizer",
     "clipping",
@@ -94,7 +82,7 @@ def flat(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def gradients(module: nn.Module) -> Tensor:
-    """The gradients of all parameters, in one vector of its own."""
+    """The gradients of all parameters as one new vector."""
     return flat([p.grad for p in module.parameters() if p.grad is not None])
 
 
@@ -104,21 +92,21 @@ def cosine(one: Tensor, other: Tensor) -> float:
 
 @dataclass(frozen=True)
 class Taken:
-    """A step of the head that was really taken. Per unit lr; gain: of the optimizer, flat."""
+    """A real step of the head per unit lr, flat, with the optimizer's gain and the harm done."""
 
     step: Tensor
     gain: Tensor
     harm: float
 
     def bent(self, plain: Taken) -> float:
-        """How far from the plain step, in its own size and the optimizer's metric."""
+        """Distance from the plain step relative to its size, in the optimizer's metric."""
         apart, size = self.step - plain.step, plain.step
         return ((apart**2 / plain.gain).sum() / (size**2 / plain.gain).sum()).sqrt().item()
 
 
 @dataclass(frozen=True)
 class Moment:
-    """A batch about to be trained on. Nothing here is changed: every attempt is made on copies."""
+    """State before a step, and its batch. Never modified: every attempt is made on copies."""
 
     model: nn.Sequential
     optimizer: Optimizer
@@ -131,7 +119,7 @@ class Moment:
         return model, optimizer
 
     def per_sample_gradients(self) -> Tensor:
-        """Of the head, each sample's share of the mean loss. [B, parameters of the head]."""
+        """Gradients of each sample's share of the mean loss. [B, parameters of the head]."""
         model, _ = self.copies()
         features = model[:-1](self.images)
         logits = model[-1](features)
@@ -142,12 +130,11 @@ class Moment:
     def backward(
         self, micro_batches: int = 1, radius: float | None = RADIUS, factor: float | None = None
     ) -> tuple[nn.Sequential, Optimizer, Tensor]:
-        """Copies with gradients on them, and the extra weights; radius None for plain gradients."""
+        """Copies with gradients, and the extra weights; radius None for plain gradients."""
         model, optimizer = self.copies()
         reducer = None if radius is None else primum.attach(model, optimizer, radius=radius)
         if reducer is not None and factor is not None:
-            told = {"factor": torch.tensor(factor)}
-            reducer.load_state_dict(reducer.state_dict() | told)
+            reducer.load_state_dict(reducer.state_dict() | {"factor": torch.tensor(factor)})
         weights = []
         parts = zip(self.images.chunk(micro_batches), self.labels.chunk(micro_batches), strict=True)
         for images, labels in parts:
@@ -161,7 +148,7 @@ class Moment:
 
 
 def take(model: nn.Sequential, optimizer: Optimizer, per_sample: Tensor) -> Taken:
-    """Step, and look at the head. Uses up its arguments."""
+    """Step, and measure the head. Modifies its arguments."""
     head = list(model[-1].parameters())
     before = flat(head).double()
     optimizer.step()
@@ -180,9 +167,9 @@ def take(model: nn.Sequential, optimizer: Optimizer, per_sample: Tensor) -> Take
 def moments(
     kind: str, batch: int, options: argparse.Namespace, seed: int, clip: Callable[[Any], object]
 ) -> Iterator[tuple[Moment | None, primum.Reducer, float]]:
-    """Train with primum. Yields a moment at some steps; what clipping then leaves at all.
+    """Train with primum. Yields a moment before some steps, and the clipping factor of every step.
 
-    That is the factor of least squares, on the head: with a norm, just the factor of clipping.
+    The factor is the least-squares fit on the head; for clipping by norm, the exact factor.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -202,7 +189,7 @@ def moments(
 
 
 def left_by(clip: Callable[[Any], object], model: nn.Sequential) -> float:
-    """Clip; the factor that tells best what this did to the head's gradient."""
+    """Clip; return the factor that fits best what this did to the head's gradient."""
     before = gradients(model[-1])
     clip(model.parameters())
     after = gradients(model[-1])
@@ -210,7 +197,7 @@ def left_by(clip: Callable[[Any], object], model: nn.Sequential) -> float:
 
 
 def accumulation(kind: str, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """One row for each way to take the batch; compared with taking it at once."""
+    """One row for each way to process the batch, compared with the batch at once."""
     ways: dict[str, tuple[int, float | None]] = {"plain gradients": (1, None), "one": (1, RADIUS)}
     for k in options.micro_batches:
         ways[f"{k} parts"] = k, RADIUS
@@ -252,7 +239,7 @@ def accumulation(kind: str, options: argparse.Namespace) -> list[dict[str, Any]]
 
 
 def clipping(kind: str, name: str, options: argparse.Namespace) -> dict[str, Any]:
-    """One row: errors of the guesses, and the harm removed with each."""
+    """One row: errors of the guessed factors, and the harm removed with each."""
     clip = CLIPPING[name]
     factors: list[float] = []
     errors: dict[str, list[float]] = {guess: [] for guess in GUESSES[2:]}
@@ -290,7 +277,7 @@ def clipping(kind: str, name: str, options: argparse.Namespace) -> dict[str, Any
 def harms(
     moment: Moment, clip: Callable[[Any], object], guesses: dict[str, float]
 ) -> dict[str, float]:
-    """Of the plain step, of those with the guessed factors, and with the factor known."""
+    """Harm of the plain step, of the steps with guessed factors, and with the known factor."""
     per_sample = moment.per_sample_gradients()
 
     def attempt(radius: float | None, factor: float) -> tuple[float, float]:
@@ -300,7 +287,7 @@ def harms(
 
     harm = {guess: attempt(RADIUS, factor)[0] for guess, factor in guesses.items()}
     harm["plain"], known = attempt(None, 1.0)
-    for _ in range(3):  # the weights change the norm, and that the weights
+    for _ in range(3):  # weights and norm depend on each other
         harm["known"], known = attempt(RADIUS, known)
     return harm
 
@@ -329,7 +316,7 @@ def clipped_cells(row: dict[str, Any]) -> list[str]:
 
 
 def verdicts(clipped: Sequence[dict[str, Any]]) -> list[str]:
-    """What the tables say about averaging the factor, in a line each."""
+    """What averaging the factor gains, one line for each average."""
     lines = []
     for guess in GUESSES[3:]:
         gains = [100 * (row["removed"][guess] - row["removed"]["last"]) for row in clipped]
@@ -341,11 +328,7 @@ def verdicts(clipped: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    made = argparse.ArgumentParser(
-        prog="loops.py", description="Accumulation and clipping: how far from full knowledge?"
-    )
-    made.add_argument("--quick", action="store_true", help="one seed, few steps: seconds")
-    made.add_argument("--out", type=Path, default=RESULTS / "loops.json", help="JSON; .md beside")
+    made = make_parser("loops.py", __doc__, quick="one seed, few steps: seconds")
     return parse_quick(made, argv, FULL, QUICK)
 
 

@@ -1,42 +1,39 @@
-"""Does reweighting help when a language model is adapted by LoRA? And where to measure?
+"""Does reweighting help when a language model is adapted by LoRA? In which layer to measure?
 
-A small Llama is trained on the characters of one text (the King James Bible); then its weights are
+A small character-level Llama is pretrained on one text (the King James Bible); then its weights are
 frozen, head included, and PEFT's LoRA adapts it to another, the Python language reference
-(`pydoc_data.topics`). The learning rate is the best one for plain training, on seeds of its own.
+(`pydoc_data.topics`). The learning rate is the best one for plain training, on separate seeds.
 
     apt-get install bible-kjv; bible -f 'Gen1:1-Rev22:21' > kjv.txt
     python benchmarks/lora.py --text kjv.txt           # a few minutes on one core
 
-Three tables: test loss by arm; which layer's interference is most like that of all adapters; and
-what a step costs.
+Three tables: test loss by arm; which layer's interference agrees best with that of all adapters;
+and the cost of a step.
 """
 
 from __future__ import annotations
 
-import argparse
 import copy
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from pydoc_data.topics import topics
-from time import perf_counter, process_time
+from statistics import fmean, median
+from time import process_time
 from typing import Any
 
 import peft
 import torch
 import transformers
 from _common import (
-    RESULTS,
+    Report,
+    Table,
     describe,
-    environment,
-    finish,
-    markdown_table,
-    median,
+    make_parser,
     positive,
     ratio_of_medians,
     take_turns,
     use_threads,
-    write_json,
 )
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn, optim
@@ -44,7 +41,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import primum
-from primum.experiments.files import write_text
 from primum.experiments.statistics import family, interval
 
 LENGTH, BATCH = 48, 16
@@ -62,7 +58,7 @@ ARMS: dict[str, dict[str, Any] | None] = {
 
 
 class Text:
-    """Characters as numbers, the last tenth for testing."""
+    """Characters as integers; the last tenth is held out for testing."""
 
     def __init__(self, text: str) -> None:
         codes = torch.tensor([min(ord(letter), 127) for letter in text])
@@ -161,10 +157,10 @@ def train(
 def which_layer(
     base: nn.Module, text: Text, rate: float, seed: int, args: Any
 ) -> list[dict[str, Any]]:
-    """How each layer's drift follows that of all adapters, sample by sample, in plain training.
+    """Correlation over samples of each layer's drift with that of all adapters, in plain training.
 
-    For the two matrices of the last adapter also the harm over all adapters, as it is and as the
-    weights measured there would leave it.
+    For the two matrices of the last adapter also the harm over all adapters: that of the plain step
+    and that of the step with weights measured there.
     """
     model, trained = adapted(base, seed)
     names = [name for name, p in model.named_parameters() if p.requires_grad]
@@ -209,7 +205,7 @@ def which_layer(
 
 
 def _weights(model: nn.Module, optimizer: optim.Optimizer, layer: str, ids: Tensor) -> Tensor:
-    """Extra weights of the samples, measured in a layer; nothing is changed but `.grad`."""
+    """Extra weights of the samples, measured in a layer; changes nothing but `.grad`."""
     optimizer.zero_grad()
     with primum.observe(model, optimizer, head=layer, per="sample") as reducer:
         model(input_ids=ids, labels=ids).loss.backward()
@@ -222,9 +218,9 @@ def _weights(model: nn.Module, optimizer: optim.Optimizer, layer: str, ids: Tens
 def _drifts(
     model: nn.Module, optimizer: optim.Optimizer, grads: list[Tensor], weights: Tensor
 ) -> list[Tensor]:
-    """By how much the step on weighted losses, really made on copies, changes each loss.
+    """First-order change of each loss by a real step of a copy on weighted losses, by parameter.
 
-    First order, by parameter. grads [B, ...], weights [B] -> [B].
+    grads [B, ...], weights [B] -> [B].
     """
     twin, stepper = copy.deepcopy((model, optimizer))
     trained = [p for p in twin.parameters() if p.requires_grad]
@@ -239,7 +235,7 @@ def _drifts(
 
 
 def _per_sample(model: nn.Module, trained: list[nn.Parameter], ids: Tensor) -> list[Tensor]:
-    """The gradient of each sample's own loss. -> [B, ...] for each parameter."""
+    """Per-sample gradients: [B, ...] for each parameter."""
     each = [
         torch.autograd.grad(model(input_ids=row, labels=row).loss, trained) for row in ids.split(1)
     ]
@@ -250,7 +246,7 @@ def _per_sample(model: nn.Module, trained: list[nn.Parameter], ids: Tensor) -> l
 
 
 def price(base: nn.Module, text: Text, rate: float, args: Any) -> list[dict[str, Any]]:
-    """Operations and time of a step, plain and attached, for two sets of adapters."""
+    """FLOPs and time of a step, plain and with primum, for two sets of adapters."""
     rows = []
     ids = next(text.batches(0, 1))
     for targets in (["q_proj", "v_proj"], "all-linear"):
@@ -291,7 +287,7 @@ def price(base: nn.Module, text: Text, rate: float, args: Any) -> list[dict[str,
 # --- tables ---------------------------------------------------------------------------------------
 
 
-def loss_table(runs: dict[str, list[dict[str, Any]]]) -> str:
+def loss_table(runs: dict[str, list[dict[str, Any]]]) -> Table:
     losses = {arm: [run["loss"] for run in found] for arm, found in runs.items()}
     against = family({arm: (losses[arm], losses["base"]) for arm in losses if arm != "base"})
     rows = []
@@ -313,21 +309,21 @@ def loss_table(runs: dict[str, list[dict[str, Any]]]) -> str:
         )
         rows.append([*row, f"{before:.1%} → {after:.1%}, {extra:.2f}"])
     header = ["arm", "test loss", "against base, pair by pair", "seeds better", "loss against base"]
-    return markdown_table([*header, "samples, or tokens, harmed; mean extra weight"], rows)
+    return [*header, "samples, or tokens, harmed; mean extra weight"], rows
 
 
-def layer_table(rows: list[dict[str, Any]]) -> str:
-    """Correlations, as means over the moments of each phase."""
+def layer_table(rows: list[dict[str, Any]]) -> Table:
+    """Mean correlations over the measured steps of each phase."""
     phases = list(dict.fromkeys(row["phase"] for row in rows))
     lines = []
     for part in dict.fromkeys(row["part"] for row in rows):
         own = [row for row in rows if row["part"] == part]
         several = [[r["correlation"] for r in own if r["phase"] == phase] for phase in phases]
         lines.append([part, *(f"{sum(each) / len(each):.2f}" for each in several)])
-    return markdown_table(["measured in", *phases], lines)
+    return ["measured in", *phases], lines
 
 
-def price_table(rows: list[dict[str, Any]]) -> str:
+def price_table(rows: list[dict[str, Any]]) -> Table:
     lines = [
         [
             *(row["adapters"], row["measured in"], f"{row['operations']:+.1%}"),
@@ -335,38 +331,35 @@ def price_table(rows: list[dict[str, Any]]) -> str:
         ]
         for row in rows
     ]
-    return markdown_table(["adapters", "measured in", "operations", "time of a step, ×"], lines)
+    return ["adapters", "measured in", "operations", "time of a step, ×"], lines
 
 
-def _save(out: Path, content: dict[str, Any]) -> None:
-    tables = [loss_table(content["runs"]), layer_table(content["layers"])]
-    about = f"Learning rate {content['rate']:g}. {describe(content['environment'])}."
-    page = "\n\n".join([*tables, price_table(content["price"]), about])
-    write_json(out, content)
-    write_text(out.with_suffix(".md"), page + "\n")
-    print("\n" + page, flush=True)
+def _write(report: Report, content: dict[str, Any]) -> None:
+    report.write(
+        content,
+        loss_table(content["runs"]),
+        layer_table(content["layers"]),
+        price_table(content["price"]),
+        f"Learning rate {content['rate']:g}. {describe(content['environment'])}.",
+    )
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--text", type=Path, required=True, help="what the model is pretrained on")
-    parser.add_argument("--pretraining", type=int, default=1000, metavar="STEPS")
-    parser.add_argument("--steps", type=int, default=200, help="of adapting")
-    parser.add_argument("--seeds", type=positive, default=5)
-    parser.add_argument("--rates", type=float, nargs="+", default=RATES)
-    parser.add_argument("--test-rows", type=int, default=384)
-    parser.add_argument("--seconds", type=float, default=6, help="of timing, for each set")
-    parser.add_argument(
-        "--layers-only", action="store_true", help="keep the other results of --out"
-    )
-    parser.add_argument("--out", type=Path, default=RESULTS / "lora.json")
+    parser = make_parser("lora.py", __doc__)
+    add = parser.add_argument
+    add("--text", type=Path, required=True, help="text file for pretraining")
+    add("--pretraining", type=int, default=1000, metavar="STEPS")
+    add("--steps", type=int, default=200, help="of adaptation (default: 200)")
+    add("--seeds", type=positive, default=5, help="of each arm (default: 5)")
+    add("--rates", type=float, nargs="+", default=RATES, help="learning rates to choose from")
+    add("--test-rows", type=int, default=384, help="held-out sequences (default: 384)")
+    add("--seconds", type=float, default=6, help="of timing, for each set of adapters")
+    add("--layers-only", action="store_true", help="keep the other results of --out")
     args = parser.parse_args(argv)
     with use_threads(1):
-        about, begin = environment("lora.py", argv), perf_counter()
-        about |= {"peft": peft.__version__, "transformers": transformers.__version__}
-        about |= {"pretraining": args.pretraining, "steps": args.steps}
+        versions = {"peft": peft.__version__, "transformers": transformers.__version__}
+        sizes = {"pretraining": args.pretraining, "steps": args.steps}
+        report = Report("lora.py", argv, args.out, **versions, **sizes)
         base = pretrained(Text(args.text.read_text()), args.pretraining)
         text = Text("\n".join(topics[name] for name in sorted(topics)))
         start = loss_on(base, text, args.test_rows)
@@ -375,8 +368,8 @@ def main(argv: list[str] | None = None) -> int:
             content = json.loads(args.out.read_text())
             several = [which_layer(base, text, content["rate"], k, args) for k in LAYER_SEEDS]
             content["layers"] = [row for rows in several for row in rows]
-            finish(about, perf_counter() - begin)
-            _save(args.out, content | {"environment_of_layers": about})
+            _write(report, content | {"environment_of_layers": report.finish()})
+            report.show()
             return 0
         tuning = [
             train(base, text, None, rate, seed, args)
@@ -384,23 +377,22 @@ def main(argv: list[str] | None = None) -> int:
             for seed in TUNING_SEEDS
         ]
         means = {
-            rate: sum(run["loss"] for run in tuning if run["rate"] == rate) for rate in args.rates
+            rate: fmean(run["loss"] for run in tuning if run["rate"] == rate) for rate in args.rates
         }
         rate = min(means, key=lambda each: means[each])
-        print(
-            {each: round(total / len(TUNING_SEEDS), 4) for each, total in means.items()}, flush=True
-        )
+        print({each: round(mean, 4) for each, mean in means.items()}, flush=True)
         layers = [row for seed in LAYER_SEEDS for row in which_layer(base, text, rate, seed, args)]
         costs = price(base, text, rate, args)
         runs: dict[str, list[dict[str, Any]]] = {arm: [] for arm in ARMS}
-        content = {"environment": about, "start": start, "rate": rate, "tuning": tuning}
+        content = {"environment": report.record, "start": start, "rate": rate, "tuning": tuning}
         content |= {"runs": runs, "layers": layers, "price": costs}
         for seed in range(args.seeds):
             for arm, settings in ARMS.items():
                 runs[arm].append(train(base, text, settings, rate, seed, args))
                 print(arm, runs[arm][-1], flush=True)
-            finish(about, perf_counter() - begin)
-            _save(args.out, content)  # after each seed: a run that is stopped has results
+            report.finish()
+            _write(report, content)  # after each seed: a run that is stopped has results
+    report.show()
     return 0
 
 

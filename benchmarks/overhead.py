@@ -2,22 +2,22 @@
 
 First, what primum, the paper's recipe and UPGrad add to a step on the same small heads.
 
-Two copies of a model train on the same batch and take turns, one step each, in changing order.
-Time is looked at in two ways:
+Two copies of a model train on the same batch and take turns, one step each, in alternating order.
+Time is measured in two ways:
 
 - side by side: ratio of the median step times, with a 95% bootstrap interval over the pairs. It
-  misses nothing and carries all the noise of the machine.
-- stopwatch: hooks on the head's output around primum's own tell how long primum held up each
-  attached step; its ratio is `step / (step - held up)`. The noise of the backbone cancels.
+  includes everything, the noise of the machine as well.
+- stopwatch: hooks on the head's output, around primum's own, measure how long primum held up each
+  step; its ratio is `step / (step - held up)`. The noise of the backbone cancels.
 
-On one thread, the default, time is what the process computed, which other processes on the machine
-hardly disturb. With more threads it is wall time and wants a quiet machine; a backbone gains more
-from them than primum's small operations, so the ratio grows.
+On one thread, the default, time is process time, which other processes hardly affect. With more
+threads it is wall time and needs an idle machine; a backbone gains more from them than primum's
+small operations, so the ratio grows.
 
-Memory is the peak of what torch's CPU allocator holds from before `attach` to after the first
-steps, from the allocator's own events (`torch.profiler` with `profile_memory`): a count of bytes,
-the same in every run, unlike the resident size of the process. Parameters and the batch are not in
-it, what primum keeps between steps is.
+Memory is the peak of torch's CPU allocator from before `attach` to after the first steps, computed
+from the allocator's events (`torch.profiler` with `profile_memory`). Unlike the resident size of
+the process, it is the same in every run. It includes what primum keeps between steps, but not
+parameters and batch.
 """
 
 from __future__ import annotations
@@ -31,17 +31,16 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
-from pathlib import Path
+from statistics import median
 from time import perf_counter
 from typing import Any
 from unittest import mock
 
 import torch
 from _common import (
-    RESULTS,
     Report,
     clock_for,
-    median,
+    make_parser,
     parse_quick,
     positive,
     ratio_of_medians,
@@ -73,22 +72,9 @@ QUICK: dict[str, Any] = {
     "repeats": 40,
 }
 HEADER = [
-    "backbone",
-    "optimizer",
-    "head",
-    "batch",
-    "Gram",
-    "plain ms",
-    "with ms",
-    "added ms",
-    "ratio",
-    "95% interval",
-    "stopwatch ms",
-    "ratio",
-    "memory MiB",
-    "added KiB",
-    "pairs",
-]
+    "backbone", "optimizer", "head", "batch", "Gram", "plain ms", "with ms", "added ms", "ratio",
+    "95% interval", "stopwatch ms", "ratio", "memory MiB", "added KiB", "pairs",
+]  # fmt: skip
 LEAST_PAIRS = 3  # for an interval
 
 
@@ -104,7 +90,7 @@ class Case:
 
     @property
     def warm_up(self) -> int:
-        """Steps before the clock runs. The second one is the first to find optimizer state."""
+        """Steps before timing starts. Only the second one finds optimizer state."""
         return 1 if self.backbone == "real" and self.batch > GOAL_BATCH else 2
 
     @property
@@ -234,28 +220,28 @@ def build(case: Case) -> tuple[Model, Tensor, Tensor]:
     return Model(backbone, case.inputs, case.outputs).train(), batch, labels
 
 
+def optimizer_of(kind: str, model: nn.Module) -> torch.optim.Optimizer:
+    if kind == "sgd":
+        return torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9, weight_decay=5e-4)
+    return torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01)
+
+
 class Arm:
     """A model in training, plain or with primum attached, and a stopwatch for primum's share.
 
-    The stopwatch is there in both arms, so that its few microseconds cancel between them.
+    Both arms have the stopwatch, so that its few microseconds cancel.
     """
 
     def __init__(
         self, model: Model, kind: str, batch: Tensor, labels: Tensor, clock: Callable[[], float]
     ) -> None:
         self.model, self.batch, self.labels, self.clock = model, batch, labels, clock
-        self.optimizer: torch.optim.Optimizer
-        if kind == "sgd":
-            self.optimizer = torch.optim.SGD(
-                model.parameters(), lr=1e-3, momentum=0.9, weight_decay=5e-4
-            )
-        else:
-            self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01)
+        self.optimizer = optimizer_of(kind, model)
         self.held_up: list[float] = []
         self._started = 0.0
 
     def install(self, attached: bool) -> None:
-        """Hooks on the output run in the order they were put there: start, primum's, stop."""
+        """Register hooks on the output; they run in order: start, primum's, stop."""
         head = self.model.head
         if attached:
             primum.attach(self.model, self.optimizer)
@@ -263,7 +249,7 @@ class Arm:
         head.register_forward_hook(self._after)
 
     def step(self) -> None:
-        """One training step, as anybody writes it."""
+        """One ordinary training step."""
         self.optimizer.zero_grad()
         loss = nn.functional.cross_entropy(self.model(self.batch), self.labels)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -287,7 +273,7 @@ class Arm:
 
 @contextmanager
 def without_stderr() -> Iterator[None]:
-    """The profiler announces itself there, from C++; that would tear the progress bar."""
+    """Silence stderr: the profiler prints to it from C++, which would break the progress bar."""
     sys.stderr.flush()
     kept = os.dup(2)
     try:
@@ -300,7 +286,7 @@ def without_stderr() -> Iterator[None]:
 
 
 def peak_memory(run: Callable[[], None]) -> int:
-    """Bytes that torch's CPU allocator held at most during `run`, over what it held before."""
+    """Peak bytes of torch's CPU allocator during `run`, over what it held before."""
     with (
         without_stderr(),
         profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as seen,
@@ -322,7 +308,7 @@ def first_steps(arm: Arm, attached: bool, count: int) -> None:
 
 
 def measure(case: Case, seconds: float, repeats: int) -> Result:
-    """Both arms of one case, in at most about `seconds`."""
+    """Measure both arms of one case, in about `seconds` at most."""
     begin = perf_counter()
     model, batch, labels = build(case)
     clock = clock_for(torch.get_num_threads())
@@ -335,7 +321,7 @@ def measure(case: Case, seconds: float, repeats: int) -> Result:
         routes.add("dense" if isinstance(chosen, gram.Dense) else "matrix-free")
         return chosen
 
-    with mock.patch("primum.pipeline.choose", choose):  # a spy: which route does it really take?
+    with mock.patch("primum.pipeline.choose", choose):  # records which route is taken
         peaks = [
             peak_memory(partial(first_steps, arm, arm is attached, case.warm_up)) for arm in arms
         ]
@@ -362,7 +348,7 @@ def measure(case: Case, seconds: float, repeats: int) -> Result:
 
 
 def verdicts(results: Sequence[Result]) -> list[str]:
-    """Is the goal met, and is memory above that of plain training? One line each."""
+    """One line each: whether the goal is met, and how much memory is added."""
     lines = []
     goal = [r for r in results if r.case.backbone == "real" and r.case.batch == GOAL_BATCH]
     if goal:
@@ -400,7 +386,7 @@ def run(
     repeats: int,
     keep: Callable[[list[Result], list[Case]], None],
 ) -> None:
-    """Measure case by case; `keep` gets the results so far and the cases that are not done."""
+    """Measure case by case; `keep` is called with the results so far and the missing cases."""
     deadline = perf_counter() + seconds
     results: list[Result] = []
     skipped: list[Case] = []
@@ -424,7 +410,7 @@ def save(
     results: Sequence[Result],
     missing: Sequence[Case],
 ) -> None:
-    """Results so far: a run that is stopped leaves what it has."""
+    """Write the results so far, so that a run can be stopped."""
     derived = [
         asdict(r) | {"added_ms": r.added_ms, "added_peak_bytes": r.added_bytes} for r in results
     ]
@@ -451,20 +437,15 @@ def parse_head(text: str) -> tuple[int, int]:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    made = argparse.ArgumentParser(
-        prog="overhead.py",
-        description="Time and memory of a training step with and without primum, side by side.",
-    )
+    made = make_parser("overhead.py", __doc__, quick="fewer cases and steps, one minute")
     add = made.add_argument
-    add("--heads", nargs="+", type=parse_head, metavar="INxOUT", help="like 64x10 384x100")
+    add("--heads", nargs="+", type=parse_head, metavar="INxOUT", help="such as 64x10 384x100")
     add("--batches", nargs="+", type=positive, metavar="B", help="batch sizes")
     add("--backbones", nargs="+", choices=BACKBONES, default=BACKBONES, help="default: both")
     add("--optimizers", nargs="+", choices=OPTIMIZERS, default=OPTIMIZERS, help="default: both")
-    add("--seconds", type=float, help="time budget of all cases together (default: 540)")
-    add("--repeats", type=positive, help="most pairs of steps per case (default: 200)")
-    add("--threads", type=positive, default=1, help="threads of torch (default: 1)")
-    add("--out", type=Path, default=RESULTS / "overhead.json", help="JSON; the .md goes beside it")
-    add("--quick", action="store_true", help="fewer cases and steps, one minute")
+    add("--seconds", type=float, help="time budget for all cases (default: 540)")
+    add("--repeats", type=positive, help="maximum pairs of steps per case (default: 200)")
+    add("--threads", type=positive, default=1, help="torch threads (default: 1)")
     return parse_quick(made, argv, FULL, QUICK)
 
 

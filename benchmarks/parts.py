@@ -1,9 +1,9 @@
-"""Why weights on the backbone's gradient alone do harm: head and backbone pull against each other.
+"""Why weights on the backbone's gradient alone hurt: head and backbone work against each other.
 
 Trains the small CNN with weights on both parts, on the head alone and on the backbone alone. After
-every step it asks how the logits of some test images changed: by the head's step, with the features
-of before, and by the backbone's, with the head of before. If the means of the two over the images
-point in opposite directions, one part undoes what the other does.
+every step it measures how the logits of some test images changed: by the head's step, with the old
+features, and by the backbone's, with the old head. If the mean changes over the images point in
+opposite directions, one part undoes what the other does.
 
     python benchmarks/parts.py --data-dir DIR      # CIFAR-10; two minutes on one core
     python benchmarks/parts.py --quick             # generated images, seconds
@@ -15,16 +15,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import torch
-from _common import (
-    RESULTS,
-    Report,
-    use_threads,
-)
+from _common import Report, make_parser, use_threads
 from torch import Tensor
 
 from primum.experiments.arms import Arm
@@ -50,7 +45,7 @@ NOTE = (
 
 
 def measure(settings: RunSettings, data: Any) -> dict[str, float]:
-    """Train one run and average its changes over all steps but the first fifth."""
+    """Train one run; return mean changes over all steps but the first fifth."""
     with own_random_numbers(settings.seed, torch.device("cpu")):
         trainer = Trainer(settings, data, [Interference()])
         rows, losses = [], []
@@ -87,28 +82,38 @@ def _changes(
     return float(by_head.norm()), float(by_backbone.norm()), float(cosine), harm
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measure all arms, print and write a table."""
-    parser = argparse.ArgumentParser(description="Do head and backbone pull together?")
-    parser.add_argument("--data-dir", metavar="DIR", help="Parquet files of CIFAR-10; else the hub")
-    parser.add_argument("--cache-dir", metavar="DIR", help="where decoded images are kept")
-    parser.add_argument("--quick", action="store_true", help="a few steps on generated images")
-    parser.add_argument("--steps", type=int, default=160, metavar="N", help="(%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="(%(default)s)")
-    parser.add_argument("--out", type=Path, default=RESULTS / "parts.json", metavar="FILE")
-    arguments = parser.parse_args(argv)
-    settings = RunSettings(
-        train_size=5000, test_size=1000, steps=arguments.steps, observe_every=1,
-        seed=arguments.seed,
-    )  # fmt: skip
+def image_parser(script: str, description: str | None) -> argparse.ArgumentParser:
+    """A parser with the options of both benchmarks that train the small CNN."""
+    parser = make_parser(script, description, quick="a few steps on generated images")
+    add = parser.add_argument
+    add("--data-dir", metavar="DIR", help="CIFAR-10 as Parquet (default: the hub)")
+    add("--cache-dir", metavar="DIR", help="where decoded images are kept")
+    add("--seed", type=int, default=0, metavar="N", help="(%(default)s)")
+    return parser
+
+
+def load_images(arguments: argparse.Namespace, settings: RunSettings) -> tuple[RunSettings, Any]:
+    """Settings and data; with --quick, a few steps on generated images."""
     if arguments.quick:
         settings = replace(
             settings, data="generated", image_size=8, train_size=64, test_size=100, batch_size=8,
             steps=10,
         )  # fmt: skip
+    return settings, load_data(settings.data_settings(arguments.data_dir, arguments.cache_dir))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure all arms, print and write a table."""
+    parser = image_parser("parts.py", __doc__)
+    parser.add_argument("--steps", type=int, default=160, metavar="N", help="(%(default)s)")
+    arguments = parser.parse_args(argv)
+    settings = RunSettings(
+        train_size=5000, test_size=1000, steps=arguments.steps, observe_every=1,
+        seed=arguments.seed,
+    )  # fmt: skip
     with use_threads(1):
         report = Report("parts.py", argv, arguments.out)
-        data = load_data(settings.data_settings(arguments.data_dir, arguments.cache_dir))
+        settings, data = load_images(arguments, settings)
         found = {}
         for arm, name in ARMS.items():
             found[name] = measure(replace(settings, arm=Arm.parse(arm)), data)

@@ -1,21 +1,20 @@
-"""What several ranks cost: bytes and time of a training step, by the way that primum takes.
+"""What several ranks cost: bytes and time of a training step, for each of `primum.ways`.
 
 Models train under DistributedDataParallel on the CPU, with gloo, over 1, 2 and 4 processes of one
 thread each: plain, with `scope="local"`, and with `scope="global"` by gathering, by rows and by
-summing.
-They take turns, one step each, in changing order; ratios are of medians, with 95% bootstrap
-intervals over the rounds.
+summing. They take turns, one step each, in alternating order; ratios are of medians, with 95%
+bootstrap intervals over the rounds.
 
 - Bytes: what `Ranks.bytes` counts, against a formula that must give the same number; and what the
-  first rank's process wrote into its sockets, over plain training, against a ring's traffic. The
-  difference is gloo's own framing: at most 576 bytes for every collective and other rank.
-- Time: wall time until the slowest rank has stepped. More processes than cores share the cores, so
-  over 4 processes on 2 cores all computing takes twice as long as it would on 4.
-- Memory: bytes that torch's allocator holds at most while primum weighs, over what was held before.
+  first rank's process wrote into its sockets beyond plain training, against a ring's traffic. The
+  difference is gloo's framing: at most 576 bytes for every collective and other rank.
+- Time: wall time until the slowest rank has stepped. With more processes than cores they share the
+  cores: on 2 cores, 4 processes take twice as long to compute as on 4.
+- Memory: peak of torch's allocator while primum computes weights, over what it held before.
 
     python benchmarks/ranks.py                          # ten minutes on two busy cores
     python benchmarks/ranks.py --quick                  # seconds
-    python benchmarks/ranks.py --tables docs/scale.md   # bring the tables of the page up to date
+    python benchmarks/ranks.py --tables docs/scale.md   # update the tables of the page
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from _common import (
-    RESULTS,
     Report,
-    median,
+    make_parser,
     parse_quick,
     positive,
     ratio_of_medians,
@@ -65,29 +64,14 @@ SETTING = (
     "takes longer than it would with a core for each."
 )
 HEADER = [
-    "optimizer",
-    "head",
-    "batch",
-    "ranks",
-    "way",
-    "plain ms",
-    "with ms",
-    "ratio",
-    "95% interval",
-    "payload B",
-    "formula",
-    "on the wire B",
-    "ring",
-    "held KiB",
-    "model",
-    "chosen",
-    "auto",
+    "optimizer", "head", "batch", "ranks", "way", "plain ms", "with ms", "ratio", "95% interval",
+    "payload B", "formula", "on the wire B", "ring", "held KiB", "model", "chosen", "auto",
     "pairs",
-]
+]  # fmt: skip
 
 
 def launch(ranks: int, folder: Path) -> list[dict[str, Any]]:
-    """All cases over that many processes. Progress goes to stderr."""
+    """Results of all cases over that many processes. Progress goes to stderr."""
     logs = [folder / f"errors-{ranks}-{rank}.txt" for rank in range(1, ranks)]
     children: list[subprocess.Popen[bytes]] = []
     try:
@@ -112,7 +96,7 @@ def launch(ranks: int, folder: Path) -> list[dict[str, Any]]:
 
 
 def rows_of(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """One case: a row for each way."""
+    """Rows of one case, one for each way."""
     case, arms = Case(**result["case"]), result["arms"]
     plain, rows = arms["plain"], []
     for way in WAYS:
@@ -172,7 +156,7 @@ def cells(row: dict[str, Any]) -> list[str]:
 
 
 def verdicts(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """What the table says, in a line each."""
+    """Summary of the table, one line for each finding."""
     wrong = [row for row in rows if row["payload"] != row["payload_formula"]]
     lines = [f"Payload: {len(rows) - len(wrong)} of {len(rows)} rows are what the formula says."]
     several = [row for row in rows if row["collectives"]]
@@ -199,7 +183,7 @@ def verdicts(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def update(page: Path, made: dict[str, str]) -> str:
-    """The page's text with its tables as they are made now."""
+    """The page's text with these tables."""
     text = page.read_text(encoding="utf-8")
     for name, table in made.items():
         mark, end = f"<!-- table: {name} -->\n", "<!-- end -->"
@@ -211,16 +195,12 @@ def update(page: Path, made: dict[str, str]) -> str:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    made = argparse.ArgumentParser(
-        prog="ranks.py", description="Bytes, time and memory of a step over several ranks."
-    )
+    made = make_parser("ranks.py", __doc__, quick="one small case over 1 and 2 processes")
     add = made.add_argument
     add("--processes", nargs="+", type=positive, metavar="N", help="default: 1 2 4")
-    add("--seconds", type=float, help="time budget of one case's rounds (default: 2)")
-    add("--repeats", type=positive, help="most rounds of a case (default: 30)")
-    add("--out", type=Path, default=RESULTS / "ranks.json", help="JSON; the .md goes beside it")
-    add("--quick", action="store_true", help="one small case over 1 and 2 processes")
-    add("--tables", type=Path, metavar="PAGE", help="measure nothing: write the tables into PAGE")
+    add("--seconds", type=float, help="time budget for the rounds of a case (default: 2)")
+    add("--repeats", type=positive, help="maximum rounds of a case (default: 30)")
+    add("--tables", type=Path, metavar="PAGE", help="only write the tables of --out into PAGE")
     return parse_quick(made, argv, FULL, QUICK)
 
 

@@ -1,4 +1,4 @@
-"""The README's picture, from the results of `primum demo`: python benchmarks/readme_picture.py"""
+"""Draw the README's plot from the results of `primum demo`."""
 
 from __future__ import annotations
 

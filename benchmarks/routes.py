@@ -1,12 +1,12 @@
 """Which Gram route is faster, and does the library's cost model pick it?
 
-Times both exact forms of the Gram operator, dense (build, then B x B products) and matrix-free
-(products of the head's size), as often applied as the default solver does, over many sizes. Regret
-is the time of the route that `primum.gram.operations` picks over that of the faster one; 1 is
-perfect. Then tries other constants in a model of the same form and says what they would change.
+Times both exact forms of the Gram operator over many sizes: dense (build, then B x B products) and
+matrix-free (products of the head's size), each applied as often as by the default solver. Regret
+is the time of the route that `primum.gram.operations` picks, divided by that of the faster one; 1
+is perfect. Then it fits the constants of a model of the same form and reports what would change.
 
-A route whose arithmetic alone takes more than `HOPELESS` times as long as all of the other is not
-run; its time is then that lower bound.
+A route is not run if its arithmetic alone would take more than `HOPELESS` times as long as the
+other route; this lower bound then serves as its time.
 """
 
 from __future__ import annotations
@@ -16,21 +16,12 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
-from pathlib import Path
+from statistics import fmean, median
 from time import perf_counter
 from typing import Any
 
 import torch
-from _common import (
-    RESULTS,
-    Report,
-    clock_for,
-    median,
-    parse_quick,
-    positive,
-    take_turns,
-    use_threads,
-)
+from _common import Report, clock_for, make_parser, parse_quick, positive, take_turns, use_threads
 from tqdm import tqdm
 
 from primum.gram import Gram, MatrixFree, operations
@@ -97,12 +88,12 @@ class Case:
 
 @dataclass(frozen=True)
 class Constants:
-    """A cost model in floating-point operations of a matrix product.
+    """A cost model, in units of one floating-point operation of a matrix product.
 
     Attributes:
-        entry: Of an entry that is read or written.
-        passes: Over features and output gradients in one matrix-free product.
-        launch: Of one more operation.
+        entry: Cost of reading or writing one entry.
+        passes: Passes over features and output gradients in one matrix-free product.
+        launch: Overhead of one more operation.
     """
 
     entry: float
@@ -186,7 +177,7 @@ def routes(case: Case) -> list[Callable[[], None]]:
 
 
 def measure(case: Case, seconds: float, repeats: int, flops_per_second: float) -> Result:
-    """Both routes in turn, in at most about `seconds`; a hopeless one is not run."""
+    """Time both routes in turn, in about `seconds` at most; skip a hopeless one."""
     begin = perf_counter()
     clock = clock_for(torch.get_num_threads())
     both = routes(case)
@@ -220,23 +211,19 @@ def peak_flops(size: int = 1024) -> float:
     return 2 * size**3 / min(times)
 
 
-def mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
 def fit(results: Sequence[Result]) -> Constants:
-    """The constants with the least mean regret; of those as good within 0.1%, the least worst."""
+    """The constants with the least mean regret; among those within 0.1%, the least worst case."""
     tried = []
     for values in product((4, 8, 16, 32), range(0, 13, 2), (5e4, 1e5, 2e5, 4e5, 8e5)):
         constants = Constants(*values)
         regrets = [r.regret(constants.pick_dense(r.case)) for r in results]
-        tried.append((mean(regrets), max(regrets), constants))
+        tried.append((fmean(regrets), max(regrets), constants))
     best = min(tried, key=lambda each: each[0])[0]
     return min((each for each in tried if each[0] <= best + 1e-3), key=lambda each: each[1])[2]
 
 
 def summarise(results: Sequence[Result], fitted: Constants) -> dict[str, Any]:
-    """Regret of the library's choice and of the fitted constants'."""
+    """Regret of the library's constants and of the fitted ones."""
     groups = {
         "all": results,
         "uniform gain": [r for r in results if r.case.factorises],
@@ -250,16 +237,16 @@ def summarise(results: Sequence[Result], fitted: Constants) -> dict[str, Any]:
             then = [r.regret(fitted.pick_dense(r.case)) for r in members]
             summary[name] = {
                 "cases": len(members),
-                "mean": mean(now),
+                "mean": fmean(now),
                 "worst": max(now),
-                "fitted_mean": mean(then),
+                "fitted_mean": fmean(then),
                 "fitted_worst": max(then),
             }
     return summary
 
 
 def lines(summary: dict[str, Any], fitted: Constants) -> list[str]:
-    """The summary in words."""
+    """The summary as sentences."""
     said = [
         f"Regret, {name} ({s['cases']} cases): mean {s['mean']:.3f}, worst {s['worst']:.2f}; "
         f"fitted: mean {s['fitted_mean']:.3f}, worst {s['fitted_worst']:.2f}."
@@ -276,20 +263,15 @@ def lines(summary: dict[str, Any], fitted: Constants) -> list[str]:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    made = argparse.ArgumentParser(
-        prog="routes.py",
-        description="Times both Gram routes over many sizes and checks the library's choice.",
-    )
+    made = make_parser("routes.py", __doc__, quick="fewer sizes, half a minute")
     add = made.add_argument
     add("--batches", nargs="+", type=positive, metavar="B", help="batch sizes")
     add("--inputs", nargs="+", type=positive, metavar="D", help="input widths of the head")
     add("--outputs", nargs="+", type=positive, metavar="K", help="output widths of the head")
-    add("--positions", nargs="*", type=positive, metavar="T", help="lengths of the sequence cases")
-    add("--seconds", type=float, help="time budget of all cases together (default: 420)")
-    add("--repeats", type=positive, help="most rounds per case (default: 50)")
-    add("--threads", type=positive, default=1, help="threads of torch (default: 1)")
-    add("--out", type=Path, default=RESULTS / "routes.json", help="JSON; the .md goes beside it")
-    add("--quick", action="store_true", help="fewer sizes, half a minute")
+    add("--positions", nargs="*", type=positive, metavar="T", help="sequence lengths")
+    add("--seconds", type=float, help="time budget for all cases (default: 420)")
+    add("--repeats", type=positive, help="maximum rounds per case (default: 50)")
+    add("--threads", type=positive, default=1, help="torch threads (default: 1)")
     return parse_quick(made, argv, FULL, QUICK)
 
 

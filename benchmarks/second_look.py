@@ -1,9 +1,9 @@
-"""Does the head's harm say anything about the whole network's, and a second look more?
+"""Does harm in the head predict harm in the whole network, and does a second look help?
 
-Trains the small CNN plainly and with weights. Every few steps, from the same state and for the same
-batch, it takes the step with several kinds of weights on copies, and measures the loss of every
-sample before and after: by the head's step, by the backbone's, and by a shift of the logits that
-all images have in common. Weights of a second look are those of `second_look=head` and `network`.
+Trains the small CNN with and without weights. Every few steps, from the same state and for the same
+batch, it takes the step with several kinds of weights on copies, and measures how the loss of every
+sample changes: by the head's step, by the backbone's, and by the shift of the logits that is common
+to all images. Weights of a second look are those of `second_look=head` and `network`.
 
     python benchmarks/second_look.py --data-dir DIR      # CIFAR-10; five minutes on one core
     python benchmarks/second_look.py --quick             # generated images, seconds
@@ -11,26 +11,19 @@ all images have in common. Weights of a second look are those of `second_look=he
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial, reduce
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import torch
-from _common import (
-    RESULTS,
-    Report,
-    positive,
-    use_threads,
-)
+from _common import Report, positive, use_threads
 from _second_look import RADIUS, Row, moment
+from parts import image_parser, load_images
 
 from primum.experiments.arms import Arm
-from primum.experiments.images import load_data
 from primum.experiments.job import own_random_numbers
 from primum.experiments.settings import RunSettings
 from primum.experiments.trainer import Trainer
@@ -60,7 +53,7 @@ PARTS_NOTE = (
 
 
 def train(settings: RunSettings, data: Any, every: int) -> dict[str, Any]:
-    """Train one run and measure every so many steps: means by kind of weights, and how many."""
+    """Train one run and measure every few steps; return means and the number of measurements."""
     found = []
     with own_random_numbers(settings.seed, torch.device("cpu")):
         trainer = Trainer(settings, data)
@@ -73,7 +66,7 @@ def train(settings: RunSettings, data: Any, every: int) -> dict[str, Any]:
 
 
 def averaged(rows: Sequence[Any]) -> Any:
-    """Nested dicts of the same shape, their numbers averaged."""
+    """The mean of nested dicts of the same shape, number by number."""
     first = rows[0]
     if isinstance(first, dict):
         return {name: averaged([row[name] for row in rows]) for name in first}
@@ -115,27 +108,17 @@ def tables(runs: dict[str, dict[str, Any]]) -> tuple[list[list[str]], list[list[
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure both runs, print and write the tables."""
-    parser = argparse.ArgumentParser(description="What does a step do, and what do its weights?")
-    parser.add_argument("--data-dir", metavar="DIR", help="Parquet files of CIFAR-10; else the hub")
-    parser.add_argument("--cache-dir", metavar="DIR", help="where decoded images are kept")
-    parser.add_argument("--quick", action="store_true", help="a few steps on generated images")
+    parser = image_parser("second_look.py", __doc__)
     parser.add_argument("--every", type=positive, default=18, metavar="N", help="(%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="(%(default)s)")
-    parser.add_argument("--out", type=Path, default=RESULTS / "second_look.json", metavar="FILE")
     arguments = parser.parse_args(argv)
     settings = RunSettings(train_size=5000, test_size=5000, seed=arguments.seed)
-    if arguments.quick:
-        settings = replace(
-            settings, data="generated", image_size=8, train_size=64, test_size=100, batch_size=8,
-            steps=10,
-        )  # fmt: skip
-        arguments.every = 5
+    every = 5 if arguments.quick else arguments.every
     with use_threads(1):
         report = Report("second_look.py", argv, arguments.out)
-        data = load_data(settings.data_settings(arguments.data_dir, arguments.cache_dir))
+        settings, data = load_images(arguments, settings)
         runs = {}
         for arm, name in RUNS.items():
-            runs[name] = train(replace(settings, arm=Arm.parse(arm)), data, arguments.every)
+            runs[name] = train(replace(settings, arm=Arm.parse(arm)), data, every)
             print(f"{name}: {runs[name]['measurements']} measurements", flush=True)
     steps, parts = tables(runs)
     report.save({"runs": runs}, (HEAD, steps), NOTE, (PARTS, parts), PARTS_NOTE)

@@ -1,22 +1,22 @@
-"""How well and at what cost the step's problem is solved: the paper's solver, ours, Clarabel.
+"""Quality and cost of solving a step's problem: the paper's solver, ours and Clarabel.
 
-Networks are trained with the paper's recipe, a small group-norm CNN by SGD and a small transformer
-by AdamW, at several batch sizes. Some steps' problems are kept and given to every solver.
+A small group-norm CNN is trained with SGD and a small transformer with AdamW, both with the paper's
+recipe, at several batch sizes. The problems of some steps are captured and given to every solver.
 
-All are judged in float64, with exact Gram matrices and without guards, on two problems:
+Solutions are evaluated in float64, with exact Gram matrices and without guards, on two problems:
 
 - the paper's (Eq. 10, Eq. 14). "Removed" is the share of the harm that extra weights remove,
-  "attained" is that over what an interior-point method (Clarabel) removes.
+  "attained" is that relative to an interior-point method (Clarabel).
 - ours, which has a quadratic term where the paper has a box and, for AdamW, a trust region in the
-  optimizer's own metric. "Ours" is how much of the possible improvement is made.
+  optimizer's own metric. "Ours" is the share of the possible improvement that is reached.
 
-Extra weights that leave the trust region of the problem they are judged on are shrunk into it
-first; "size" and "our size" say how large they were, 1 being the radius. Each solver is thus at
-home on one problem and a guest on the other; "primum, solved exactly" tells what is due to our
-problem and not to our solver.
+Extra weights outside the trust region of the problem they are evaluated on are scaled into it
+first; "size" and "our size" are their sizes before that, relative to the radius. Each solver is
+thus evaluated on its own problem and on the other one; "primum, solved exactly" separates the
+effect of our problem from that of our solver.
 
-Time is that of everything from what the backward pass hands over to extra weights. Products are
-those with a Gram matrix or its like; the paper's iteration takes three.
+Time covers everything from the captured gradients to extra weights. Products are those with a Gram
+matrix or a matrix like it; the paper's iteration takes three.
 """
 
 from __future__ import annotations
@@ -29,20 +29,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any
 
 import torch
 from _capture import LABELS, Data, Moment, capture, cifar, digits, evenly
-from _common import (
-    RESULTS,
-    Report,
-    clock_for,
-    median,
-    parse_quick,
-    positive,
-    take_turns,
-    use_threads,
-)
+from _common import Report, clock_for, make_parser, parse_quick, positive, take_turns, use_threads
 from _figures import NAMES, over_training
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -63,39 +55,21 @@ OPTIMIZERS = ("sgd", "adamw")
 RADIUS = 0.2
 OWN_EXACT_UP_TO = 128  # batches where Clarabel also solves our problem
 LONG = 3000  # iterations of ours that stand for its exact solution, in float64
-GAP = 0.01  # certified; how many iterations does it take?
+GAP = 0.01  # certified gap; how many iterations does it take?
 MOST = 50
 HEADER = [
-    "optimizer",
-    "B",
-    "solver",
-    "removed %",
-    "attained %",
-    "worst %",
-    "ours %",
-    "worst %",
-    "size",
-    "our size",
-    "iterations",
-    "products",
-    "ms",
-    "problems",
-]
+    "optimizer", "B", "solver", "removed %", "attained %", "worst %", "ours %", "worst %", "size",
+    "our size", "iterations", "products", "ms", "problems",
+]  # fmt: skip
 OWN_HEADER = [
-    "optimizer",
-    "B",
-    "iterations",
-    "certified gap %",
-    "worst %",
-    "true gap %",
-    "worst %",
+    "optimizer", "B", "iterations", "certified gap %", "worst %", "true gap %", "worst %",
     "problems",
-]
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Extra weights, and what they took."""
+    """Extra weights, and the iterations and products they took."""
 
     weights: Tensor
     iterations: int | None
@@ -149,15 +123,9 @@ SLOW: dict[str, Arm] = {
     "paper 2000, bare": partial(paper_bare, iterations=2000, tol=0.0),
 }
 ORDER = (
-    "paper 50",
-    "paper 2000",
-    "paper 50, bare",
-    "paper 2000, bare",
-    "primum 20",
-    "primum 50",
-    "primum, solved exactly",
-    "Clarabel",
-)
+    "paper 50", "paper 2000", "paper 50, bare", "paper 2000, bare", "primum 20", "primum 50",
+    "primum, solved exactly", "Clarabel",
+)  # fmt: skip
 
 
 def paper_problem(moment: Moment) -> PaperProblem:
@@ -205,7 +173,7 @@ def in_double(moment: Moment) -> Moment:
 
 
 class Judge:
-    """What extra weights do on the exact problem, in float64."""
+    """Evaluates extra weights on the exact problems, in float64."""
 
     def __init__(self, moment: Moment) -> None:
         self.moment = in_double(moment)
@@ -281,7 +249,7 @@ class Products(TorchDispatchMode):
 
 
 def examine(moment: Moment, exact: bool, slow: bool, seconds: float) -> dict[str, Any] | None:
-    """One problem, all solvers. None if no sample is harmed: there is nothing to solve."""
+    """All solvers on one problem. None if no sample is harmed: there is nothing to solve."""
     judge = Judge(moment)
     if not judge.harm > 0:
         return None
@@ -316,7 +284,7 @@ def examine(moment: Moment, exact: bool, slow: bool, seconds: float) -> dict[str
 
 
 def subset(count: int, batch: int) -> set[int]:
-    """Which of `count` problems the slow solvers get: all, but 4 at B = 512 and 2 above."""
+    """Indices of the problems for the slow solvers: all, but 4 at B = 512 and 2 above."""
     most = count if batch <= 256 else 4 if batch <= 512 else 2
     if most >= count:
         return set(range(count))
@@ -346,13 +314,13 @@ def summarise(optimizer: str, batch: int, problems: Sequence[dict[str, Any]]) ->
                 optimizer,
                 str(batch),
                 name,
-                f"{100 * _mean([a['removed_inside'] for a in seen]):.1f}",
-                f"{100 * _mean(shares):.1f}" if shares else "",
+                f"{100 * fmean([a['removed_inside'] for a in seen]):.1f}",
+                f"{100 * fmean(shares):.1f}" if shares else "",
                 f"{100 * min(shares):.1f}" if shares else "",
-                f"{100 * _mean(own):.1f}",
+                f"{100 * fmean(own):.1f}",
                 f"{100 * min(own):.1f}",
-                f"{_mean([a['size'] for a in seen]):.2f}",
-                f"{_mean([a['own_size'] for a in seen]):.2f}",
+                f"{fmean([a['size'] for a in seen]):.2f}",
+                f"{fmean([a['own_size'] for a in seen]):.2f}",
                 _whole([a["iterations"] for a in seen]),
                 _whole([a["products"] for a in seen]),
                 f"{median([a['ms'] for a in seen]):.2f}" if seen[0]["ms"] is not None else "",
@@ -372,25 +340,21 @@ def own_rows(optimizer: str, batch: int, problems: Sequence[dict[str, Any]]) -> 
                 optimizer,
                 str(batch),
                 iterations,
-                *(f"{value:.3f}" for value in (_mean(certified), max(certified))),
-                *(f"{value:.3f}" for value in (_mean(true), max(true))),
+                *(f"{value:.3f}" for value in (fmean(certified), max(certified))),
+                *(f"{value:.3f}" for value in (fmean(true), max(true))),
                 str(len(problems)),
             ]
         )
     return rows
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
 def _whole(values: Sequence[int | None]) -> str:
     known = [value for value in values if value is not None]
-    return f"{_mean(known):.0f}" if known else ""
+    return f"{fmean(known):.0f}" if known else ""
 
 
 def checks(groups: Sequence[dict[str, Any]]) -> list[str]:
-    """Is each yardstick right? And where does the paper's solver remove more than ours?"""
+    """How exact the references are, and where the paper's solver removes more than ours."""
     problems = [p for group in groups for p in group["problems"]]
     lines = []
     long_gap = max(p["own"]["optimum_gap"] for p in problems)
@@ -444,7 +408,7 @@ def run(options: argparse.Namespace, data: Data) -> list[dict[str, Any]]:
 
 
 def draw(groups: Sequence[dict[str, Any]], data: Data, out: Path) -> list[Path]:
-    """One picture per optimizer (appendix G), and one of both at a middle batch (Figure 2)."""
+    """A picture for each optimizer (appendix G), and one of both at a middle batch (Figure 2)."""
     filled = [group for group in groups if group["problems"]]
     kinds = list(dict.fromkeys(group["optimizer"] for group in filled))
     made = []
@@ -463,32 +427,26 @@ def draw(groups: Sequence[dict[str, Any]], data: Data, out: Path) -> list[Path]:
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    made = argparse.ArgumentParser(
-        prog="solvers.py",
-        description="The paper's solver, ours and Clarabel on problems captured from training.",
-    )
+    made = make_parser("solvers.py", __doc__, quick="small batches, few problems: a minute")
     add = made.add_argument
     add("--optimizers", nargs="+", choices=OPTIMIZERS, default=list(OPTIMIZERS))
     add("--batches", nargs="+", type=positive, metavar="B", help=f"default: {BATCHES}")
-    add("--steps", type=positive, help="of training (default: 150)")
-    add("--problems", type=positive, help="kept of each training run (default: 10)")
-    add("--exact-up-to", type=int, metavar="B", default=512, help="Clarabel's largest batch")
+    add("--steps", type=positive, help="training steps (default: 150)")
+    add("--problems", type=positive, help="captured in each training run (default: 10)")
+    add("--exact-up-to", type=int, metavar="B", default=512, help="largest batch for Clarabel")
     add("--dataset", choices=("digits", *LABELS), default="digits")
-    add("--data-dir", type=Path, metavar="DIR", help="with CIFAR's train-*.parquet")
+    add("--data-dir", type=Path, metavar="DIR", help="folder of CIFAR's train-*.parquet")
     add("--images", type=positive, default=10_000, help="of CIFAR, at most")
-    add("--seconds", type=float, default=0.5, help="for timing each problem")
-    add("--threads", type=positive, default=1, help="of torch (default: 1)")
+    add("--seconds", type=float, default=0.5, help="of timing for each problem")
+    add("--threads", type=positive, default=1, help="torch threads (default: 1)")
     add("--seed", type=int, default=0)
-    add("--out", type=Path, help="JSON; the .md and the pictures go beside it")
-    add("--quick", action="store_true", help="small batches, few problems, a minute")
     quick = {"batches": [32, 128], "steps": 40, "problems": 4}
     full = {"batches": list(BATCHES), "steps": 150, "problems": 10}
     options = parse_quick(made, argv, full, quick)
     if options.dataset != "digits" and options.data_dir is None:
         made.error(f"--dataset {options.dataset} needs --data-dir")
-    if options.out is None:
-        name = "solvers" if options.dataset == "digits" else f"solvers-{options.dataset}"
-        options.out = RESULTS / f"{name}.json"
+    if options.dataset != "digits" and options.out == made.get_default("out"):
+        options.out = options.out.with_stem(f"solvers-{options.dataset}")
     return options
 
 
@@ -511,7 +469,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "Our problem, gaps relative to the harm:",
         (OWN_HEADER, own),
         notes,
-        pictures=draw(groups, data, options.out),
+        *(f"![{path.name}]({path.name}.svg)" for path in draw(groups, data, options.out)),
     )
     report.show()
     return 0

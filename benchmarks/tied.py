@@ -1,10 +1,10 @@
-"""Head and embedding share a weight: what primum does not know of its gradient, and at what cost.
+"""Head and embedding share a weight: which part of its gradient does primum miss, at what cost?
 
 When the gradient arrives at the head's output, the embedding's has not been computed: the step of
 the shared weight is predicted from the head's share alone. Trains a small GPT on Python's own help,
-by characters and by words, in four ways: plain, as primum is ("head alone"), with the embedding's
-share of the step before added to the prediction ("last step's"), and, as nobody can, with its share
-of this very step ("whole"). On the way, at some steps, it compares the three predictions.
+by characters and by words, in four ways: plain, with primum as it is ("head alone"), with the
+embedding's share of the last step added to the prediction ("last step's") and, as an oracle, with
+its share of the step itself ("whole"). At some steps it compares the three predictions.
 
     python benchmarks/tied.py            # twenty minutes on one core
     python benchmarks/tied.py --quick    # seconds
@@ -16,19 +16,13 @@ import argparse
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from _clients import Text, characters, words
 from _clients_text import Gpt
-from _common import (
-    RESULTS,
-    Report,
-    parse_quick,
-    use_threads,
-)
+from _common import Report, make_parser, parse_quick, use_threads
 from torch import Tensor, optim
 from torch.optim import Optimizer
 from tqdm import tqdm
@@ -61,7 +55,7 @@ QUICK: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Batch:
-    """A forward pass, and its gradients at the head. N tokens.
+    """A forward pass of N tokens, and its gradients at the head.
 
     Attributes:
         losses: Of the tokens. [N].
@@ -74,7 +68,7 @@ class Batch:
     gradients: Tensor
 
     def share_of_head(self, extra: Tensor | float = 0.0) -> Tensor:
-        """What the head adds to the gradient of the weight. [d_out, d]."""
+        """The head's part of the gradient of the weight. [d_out, d]."""
         weights = torch.as_tensor(1 + extra).expand(len(self.losses)).unsqueeze(1)
         return (weights * self.gradients).t() @ self.features
 
@@ -84,7 +78,7 @@ class Batch:
         return torch.autograd.grad(loss, weight, retain_graph=True)[0]
 
     def drift(self, step: Tensor) -> Tensor:
-        """What a step of the weight does to the tokens' losses through the head. [N]."""
+        """First-order change of the tokens' losses by a step of the weight in the head. [N]."""
         return ((self.features @ step.t()) * self.gradients).sum(1)
 
 
@@ -101,7 +95,7 @@ def forward(model: Gpt, windows: Tensor) -> Batch:
 def weights_of(
     model: Gpt, optimizer: Optimizer, batch: Batch, share: Tensor | float
 ) -> tuple[Tensor, Tensor]:
-    """Drift and extra weights, if the embedding is taken to add `share` to the gradient."""
+    """Drift and extra weights, assuming that the embedding adds `share` to the gradient."""
     captured = Captured(batch.features, batch.gradients, accumulated=share)
     with torch.no_grad():
         drift, solution = weigh(model.lm_head, {"weight": optimizer}, captured, Primum(RADIUS))
@@ -139,7 +133,7 @@ def moment(model: Gpt, optimizer: Optimizer, batch: Batch, last: Tensor) -> dict
             "step": off(predict(optimizer, weight, head + assumed).step, true_step),
             "drift": off(drift, true_drift),
             "sign": float(((drift > 0) == (true_drift > 0)).double().mean()),
-            # Not known where no weights are needed, or where nothing is harmed.
+            # Undefined if no sample needs a weight.
             "weights": cosine(extra, true_weights) if true_weights.any() else math.nan,
             "removed": float(1 - harm / plain_harm),
         }
@@ -149,7 +143,7 @@ def moment(model: Gpt, optimizer: Optimizer, batch: Batch, last: Tensor) -> dict
 def train(
     text: Text, size: tuple[int, int], kind: str, arm: str, seed: int, options: argparse.Namespace
 ) -> tuple[float, list[dict[str, Any]]]:
-    """Test loss at the end, and what was found on the way if `arm` is "head alone"."""
+    """Final test loss and, if `arm` is "head alone", measurements at some steps."""
     torch.manual_seed(seed)
     rng, found = torch.Generator().manual_seed(1000 + seed), []
     model = Gpt(text.size, size[1])
@@ -178,12 +172,12 @@ def train(
 
 
 def mean(values: Sequence[float]) -> float:
-    """Of those that are known."""
+    """Mean of the values that are not NaN."""
     return float(torch.tensor(values, dtype=torch.float64).nanmean())
 
 
 def summarised(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Means over moments."""
+    """Means over the measured steps."""
     first = found[0]
     return {
         name: (
@@ -198,7 +192,7 @@ def summarised(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def case(
     text: str, kind: str, options: argparse.Namespace, bar: tqdm[Any]
 ) -> tuple[dict[str, Any], dict[str, list[float]]]:
-    """One text and optimizer: what was found at the moments, and test losses by arm."""
+    """One text and optimizer: means of the measurements, and test losses by arm."""
     source = characters() if text == "characters" else words(options.vocabulary)
     found: list[dict[str, Any]] = []
     losses: dict[str, list[float]] = {arm: [] for arm in ("plain", *KNOWN)}
@@ -236,11 +230,7 @@ def tables(cases: Mapping[tuple[str, str], Any]) -> list[tuple[Sequence[str], li
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    made = argparse.ArgumentParser(
-        prog="tied.py", description="Tied embeddings: what is not known of the step, and the cost."
-    )
-    made.add_argument("--quick", action="store_true", help="one seed, few steps: seconds")
-    made.add_argument("--out", type=Path, default=RESULTS / "tied.json", help="JSON; .md beside")
+    made = make_parser("tied.py", __doc__, quick="one seed, few steps: seconds")
     return parse_quick(made, argv, FULL, QUICK)
 
 

@@ -5,16 +5,16 @@
 
 quality      problems captured in plain training of small language models (vocabularies 100, 4,096
              and 32,000; SGD with momentum and AdamW; early and late): harm that approximate weights
-             remove, measured by the exact Gram operator, over what the exact answer removes. The
-             library's form first, then what else was tried
-operations   of matrix products, counted by FlopCounterMode on tensors without values: added by the
-             weights, over N H (N tokens, H entries of the head); and as a share of a GPT's step
-memory       peak of a training step of a head of 32,000 x 768 in a process of its own (VmHWM), less
-             what it had before the first large step
-time         a small model on one thread, steps in turn: plain, approximate, exact
+             remove, measured by the exact Gram operator, relative to the exact solution. First the
+             library's method, then the alternatives that were tried
+operations   FLOPs of matrix products, counted on meta tensors: what the weights add, divided by N H
+             (N tokens, H entries of the head), and as a share of a GPT's step
+memory       peak of a training step with a head of 32,000 x 768, in a process of its own (VmHWM),
+             minus the peak before the first large step
+time         a small model on one thread; plain, approximate and exact steps take turns
 
-The text is any plain text file; without one, the language reference that comes with Python. Parts
-that are not run stay as they are in the file of results.
+--text is any plain text file; the default is the language reference that comes with Python. Parts
+that are not run keep their stored results.
 """
 
 from __future__ import annotations
@@ -27,27 +27,24 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from time import perf_counter
+from statistics import median
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from _capture import Moment
 from _common import (
-    RESULTS,
-    as_text,
+    Part,
+    Report,
+    Table,
     clock_for,
+    count_flops,
     describe,
-    environment,
-    finish,
-    markdown_table,
-    median,
+    make_parser,
     positive,
     ratio_of_medians,
     take_turns,
     use_threads,
-    write_json,
-    write_text,
 )
 from _sketches import (
     Judge,
@@ -78,14 +75,12 @@ from _text import (
 )
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
-from torch.utils.flop_counter import FlopCounterMode
 
 import primum
 from primum.pipeline import Captured, weigh
 from primum.recipe import Primum
 from primum.sketch import WIDTH
 
-PARTS = ("quality", "operations", "memory", "time")
 OPTIMIZERS = ("sgd", "adamw")
 
 # layers, width, vocabulary; sequences of 1,024 tokens
@@ -101,7 +96,7 @@ GPTS = {
 
 
 def variants(moment: Moment, width: int) -> dict[str, Callable[[Judge], Tensor]]:
-    """Extra weights of everything that is compared on one problem, by name."""
+    """Every way to compute extra weights that is compared, by name."""
     whole = scaled(moment, by_features)
 
     def of(rows: Tensor, features: Tensor) -> Callable[[Judge], Tensor]:
@@ -175,7 +170,7 @@ def _mean(rows: list[dict[str, Any]], key: str) -> float:
     return sum(row[key] for row in rows) / len(rows)
 
 
-def quality_tables(rows: list[dict[str, Any]]) -> dict[str, tuple[list[str], list[list[str]]]]:
+def quality_tables(rows: list[dict[str, Any]]) -> dict[str, Table]:
     ours = [row for row in rows if row["variant"] == "library"]
     lines = []
     cases = dict.fromkeys((row["vocabulary"], row["optimizer"], row["when"]) for row in ours)
@@ -216,17 +211,8 @@ def _figures(rows: list[dict[str, Any]]) -> list[str]:
 # --- operations -----------------------------------------------------------------------------------
 
 
-def counter() -> FlopCounterMode:
-    """In-place products are counted, too; torch's own table leaves them out."""
-
-    def inplace(_: Any, one: Any, other: Any, **__: Any) -> int:
-        return 2 * one[0] * one[1] * other[1]
-
-    return FlopCounterMode(display=False, custom_mapping={torch.ops.aten.addmm_: inplace})
-
-
 def owner_of(kind: str, weight: Tensor) -> Optimizer:
-    """An optimizer in the midst of training, whatever the values."""
+    """An optimizer with state, as if in the middle of training; its values do not matter."""
     optimizer: Optimizer = SGD([weight], 0.1, 0.9) if kind == "sgd" else AdamW([weight])
     if kind == "sgd":
         optimizer.state[weight] = {"momentum_buffer": torch.empty_like(weight)}
@@ -237,8 +223,8 @@ def owner_of(kind: str, weight: Tensor) -> Optimizer:
 
 
 def added(kind: str, tokens: int, width: int, words: int, *, exact: bool) -> tuple[int, bool]:
-    """Operations that weighing adds to a step, with all iterations; whether it approximates."""
-    with torch.device("meta"), torch.no_grad(), counter() as count:
+    """FLOPs that the weights add to a step with all iterations; whether they are approximate."""
+    with torch.device("meta"), torch.no_grad(), count_flops() as count:
         head = nn.Linear(width, words, bias=False)
         owners = {"weight": owner_of(kind, head.weight)}
         arrived = Captured(torch.empty(tokens, width), torch.empty(tokens, words), tokens=True)
@@ -247,8 +233,8 @@ def added(kind: str, tokens: int, width: int, words: int, *, exact: bool) -> tup
 
 
 def step_of(layers: int, width: int, heads: int, words: int, sequences: int) -> int:
-    """Operations of forward and backward of a GPT."""
-    with torch.device("meta"), counter() as count:
+    """FLOPs of a GPT's forward and backward pass."""
+    with torch.device("meta"), count_flops() as count:
         model = LanguageModel(words, width, 1024, layers, heads)
         F.cross_entropy(
             model(torch.zeros(sequences, 1024, dtype=torch.int64)),
@@ -285,7 +271,7 @@ def operations(_: str, args: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
-def operations_tables(rows: list[dict[str, Any]]) -> dict[str, tuple[list[str], list[list[str]]]]:
+def operations_tables(rows: list[dict[str, Any]]) -> dict[str, Table]:
     heads = [
         [
             row["head"],
@@ -322,7 +308,7 @@ def operations_tables(rows: list[dict[str, Any]]) -> dict[str, tuple[list[str], 
 
 
 def memory(_: str, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """By `_tokens_memory.py`, in processes that give memory back at once."""
+    """Peak memory by `_tokens_memory.py`, in processes that return freed memory at once."""
     frugal = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
     rows = []
     for kind in OPTIMIZERS:
@@ -349,7 +335,7 @@ def memory(_: str, args: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
-def memory_tables(rows: list[dict[str, Any]]) -> dict[str, tuple[list[str], list[list[str]]]]:
+def memory_tables(rows: list[dict[str, Any]]) -> dict[str, Table]:
     lines = []
     for row in rows:
         one, two = row["plain"], row["primum"]
@@ -371,7 +357,7 @@ def memory_tables(rows: list[dict[str, Any]]) -> dict[str, tuple[list[str], list
 
 
 def seconds(text: str, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Steps of a small model with a large vocabulary, arms in turn, one thread."""
+    """Time per step of a small model with a large vocabulary, on one thread; arms take turns."""
     setting = Setting(32_000, 128, 4, 128, 0) if args.steps is None else args.settings[-1]
     words, rows = numbered(text, setting.vocabulary), []
     for kind in OPTIMIZERS:
@@ -407,7 +393,7 @@ def seconds(text: str, args: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
-def seconds_tables(rows: list[dict[str, Any]]) -> dict[str, tuple[list[str], list[list[str]]]]:
+def seconds_tables(rows: list[dict[str, Any]]) -> dict[str, Table]:
     lines = []
     for row in rows:
         line = [row["optimizer"], str(row["rounds"]), f"{row['ms']['plain']:.0f}"]
@@ -421,7 +407,7 @@ def seconds_tables(rows: list[dict[str, Any]]) -> dict[str, tuple[list[str], lis
 
 # --- all ------------------------------------------------------------------------------------------
 
-RUNS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+PARTS: dict[str, tuple[Callable[..., Any], Callable[..., dict[str, Table]]]] = {
     "quality": (quality, quality_tables),
     "operations": (operations, operations_tables),
     "memory": (memory, memory_tables),
@@ -429,45 +415,45 @@ RUNS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
 }
 
 
+def page(found: dict[str, Any]) -> list[Part]:
+    """Tables of all parts with their titles; below those of a part, how it was measured."""
+    made: list[Part] = []
+    for part in (each for each in PARTS if each in found):
+        record = found[part]["environment"]
+        for name, table in PARTS[part][1](found[part]["results"]).items():
+            made += [f"### {name}", table]
+        made.append(f"`{record['command']}`: {describe(record)}")
+    return made
+
+
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--text", type=Path, help="a plain text file")
-    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
-    parser.add_argument("--vocabularies", nargs="+", type=positive, help="only these")
-    parser.add_argument("--steps", type=positive, help="of training, for a quick look")
-    parser.add_argument("--tokens", nargs="+", type=positive, default=[256, 1024, 4096, 16_384])
-    parser.add_argument("--sequences", nargs="+", type=positive, default=[1, 2, 8, 16])
-    parser.add_argument("--seconds", type=float, default=60.0, help="for each row of `time`")
-    parser.add_argument("--out", type=Path, default=RESULTS / "tokens.json")
+    parser = make_parser("tokens.py", __doc__)
+    add = parser.add_argument
+    add("--text", type=Path, help="a plain text file")
+    add("--parts", nargs="+", choices=PARTS, default=list(PARTS))
+    add("--vocabularies", nargs="+", type=positive, help="only these")
+    add("--steps", type=positive, help="training steps, for a quick look")
+    add("--tokens", nargs="+", type=positive, default=[256, 1024, 4096, 16_384])
+    add("--sequences", nargs="+", type=positive, default=[1, 2, 8, 16], help="for `memory`")
+    add("--seconds", type=float, default=60.0, help="for each row of `time`")
     args = parser.parse_args(argv)
     args.settings = [
         each
         for each in SETTINGS
         if args.vocabularies is None or each.vocabulary in args.vocabularies
     ]
-    parts: dict[str, Any] = json.loads(args.out.read_text()) if args.out.exists() else {}
+    found: dict[str, Any] = json.loads(args.out.read_text()) if args.out.exists() else {}
     with use_threads(1):
         text = read_text(args.text)
         for part in args.parts:
-            begin, about = perf_counter(), environment("tokens.py", argv)
-            rows = RUNS[part][0](text, args)
+            report = Report("tokens.py", argv, args.out)
+            rows = PARTS[part][0](text, args)
             if part == "quality" and args.vocabularies is not None:
-                others = parts.get(part, {}).get("results", [])
+                others = found.get(part, {}).get("results", [])
                 rows += [row for row in others if row["vocabulary"] not in args.vocabularies]
-            finish(about, perf_counter() - begin)
-            parts[part] = {"environment": about, "results": rows}
-            write_json(args.out, parts)
-    pages = []
-    for part in sorted(parts, key=PARTS.index):
-        about = parts[part]["environment"]
-        for name, (header, lines) in RUNS[part][1](parts[part]["results"]).items():
-            print(f"\n{name}\n{as_text(header, lines)}")
-            pages.append(f"### {name}\n\n{markdown_table(header, lines)}")
-        print(describe(about))
-        pages.append(f"`{about['command']}`: {describe(about)}")
-    write_text(args.out.with_suffix(".md"), "\n\n".join(pages) + "\n")
+            found[part] = {"environment": report.finish(), "results": rows}
+            report.write(found, *page(found))
+    report.show()
     return 0
 
 

@@ -1,14 +1,16 @@
-"""What both speedruns share: a clock without evaluations, time to a target, tables, files."""
+"""What both speedruns share: a clock without evaluations, time to a target, all runs, a table."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import platform
 import shlex
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -20,11 +22,12 @@ from torch.optim import Optimizer
 
 import primum
 from primum.experiments.files import write_text
+from primum.experiments.text_tables import text_table
 
 
 @dataclass
 class Curve:
-    """Evaluations of one run: steps taken, seconds of training, and what was measured."""
+    """Evaluations of one run: steps, seconds of training, and the metric."""
 
     steps: list[int] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
@@ -51,7 +54,7 @@ class Run:
 
 
 class Clock:
-    """Seconds of training. Waits for the device when it starts and stops, and never in between."""
+    """Seconds of training. Synchronizes with the device at start and stop, never in between."""
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.seconds = device, 0.0
@@ -76,7 +79,7 @@ class Clock:
 def attach(
     arm: str, model: nn.Module, optimizer: Optimizer, *, per: str, compiled: bool
 ) -> primum.Reducer | None:
-    """`base`: nothing. Otherwise the arm is a radius."""
+    """Attach primum with the arm as its radius; nothing for `base`."""
     if arm == "base":
         return None
     return primum.attach(model, optimizer, radius=float(arm), per=per, compile=compiled)
@@ -91,35 +94,85 @@ def first_reached(curve: Curve, target: float | None, *, higher: bool) -> tuple[
 
 
 def add_options(parser: argparse.ArgumentParser, arms: Sequence[str], out: str) -> None:
-    """Arms, seeds, device and file."""
-    parser.add_argument("--arms", nargs="+", default=list(arms), metavar="ARM",
+    """Add options for arms, seeds, target, device, precision and file."""
+    parser.add_argument("--arms", type=_arm, nargs="+", default=list(arms), metavar="ARM",
                         help="base, or a radius (%(default)s)")  # fmt: skip
     parser.add_argument("--runs", type=int, default=5, metavar="N", help="seeds (%(default)s)")
     parser.add_argument("--first-seed", type=int, default=0, metavar="N", help="(%(default)s)")
-    parser.add_argument("--target", type=float, metavar="X", help="count steps and seconds to it")
+    parser.add_argument("--target", type=float, metavar="X", help="measure steps and time to it")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--compile", action="store_true",
-                        help="the model, and primum's solver")  # fmt: skip
+                        help="compile the model and primum's solver")  # fmt: skip
+    parser.add_argument("--precision", choices=("bf16", "fp32"), default="bf16")
     parser.add_argument("--out", type=Path, default=Path(out), metavar="FILE", help="(%(default)s)")
 
 
-def check_arms(parser: argparse.ArgumentParser, arms: Sequence[str]) -> None:
-    """Exit with a message for an arm that is neither base nor a radius."""
-    for arm in arms:
-        if arm != "base" and not _is_radius(arm):
-            parser.error(f"an arm is base or a radius >= 0, got {arm!r}")
+def _arm(text: str) -> str:
+    """`base` or a radius, as a type for argparse."""
+    with suppress(ValueError):
+        if text == "base" or 0 <= float(text) < math.inf:
+            return text
+    raise argparse.ArgumentTypeError(f"an arm is base or a radius >= 0, got {text!r}")
 
 
-def _is_radius(text: str) -> bool:
-    try:
-        return 0 <= float(text) < float("inf")
-    except ValueError:
-        return False
+def precision(options: argparse.Namespace) -> AbstractContextManager[object]:
+    """Autocast to bfloat16, or nothing."""
+    if options.precision == "fp32":
+        return nullcontext()
+    return torch.autocast(torch.device(options.device).type, dtype=torch.bfloat16)
 
 
-def peak_memory(device: torch.device) -> int | None:
-    """Most bytes held on a GPU since the last reset; None elsewhere."""
-    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
+def finished(
+    arm: str,
+    seed: int,
+    final: float,
+    curve: Curve,
+    reducer: primum.Reducer | None,
+    options: argparse.Namespace,
+    *,
+    higher: bool,
+) -> Run:
+    """The record of a run that has ended; detaches primum."""
+    device = torch.device(options.device)
+    last = None if reducer is None else reducer.last
+    if reducer is not None:
+        reducer.remove()
+    return Run(
+        arm,
+        seed,
+        final,
+        curve,
+        first_reached(curve, options.target, higher=higher),
+        1e3 * curve.seconds[-1] / curve.steps[-1],
+        torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
+        0 if last is None else int(last.fallbacks),
+    )
+
+
+def run_all(
+    train: Callable[[str, int, argparse.Namespace], Run],
+    options: argparse.Namespace,
+    short: Mapping[str, int],
+    script: str,
+    argv: Sequence[str] | None,
+    metric: str,
+    *,
+    scale: float = 1.0,
+) -> None:
+    """Train all arms in turn, seed by seed; write the runs after each one, then print a table.
+
+    `short` are the options of a warm-up, so that kernels are chosen and compiled before timing.
+    """
+    if torch.device(options.device).type == "cuda" or options.compile:
+        for arm in options.arms:
+            train(arm, options.first_seed, argparse.Namespace(**vars(options) | short))
+    runs: list[Run] = []
+    for seed in range(options.first_seed, options.first_seed + options.runs):
+        for arm in options.arms:
+            runs.append(train(arm, seed, options))
+            print(f"{arm}, seed {seed}: {metric} {scale * runs[-1].final:.4f}", flush=True)
+            write(options.out, script, argv, runs)
+    print(f"\n{table(runs, metric, scale=scale)}\n\nRuns: {options.out.name}")
 
 
 def table(runs: Sequence[Run], metric: str, *, scale: float = 1.0) -> str:
@@ -134,11 +187,7 @@ def table(runs: Sequence[Run], metric: str, *, scale: float = 1.0) -> str:
             _spread([seconds for _, seconds in reached], 2),
             _spread([run.ms_per_step for run in own], 2),
         ])  # fmt: skip
-    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    )
+    return text_table(rows, left=len(rows[0]))
 
 
 def _missing(own: Sequence[Run], reached: Sequence[object]) -> str:
@@ -153,7 +202,7 @@ def _spread(values: Sequence[float], digits: int) -> str:
 
 
 def write(path: Path, script: str, argv: Sequence[str] | None, runs: Sequence[Run]) -> None:
-    """Everything that is to be reported, as JSON; rewritten after every run."""
+    """Write all runs so far as JSON, with command and versions."""
     words = list(sys.argv[1:] if argv is None else argv)
     cuda = torch.cuda.is_available()
     content: dict[str, Any] = {

@@ -1,7 +1,7 @@
 """CIFAR-10 speedrun for one GPU: base against radii, by accuracy and by time to a target.
 
 The recipe of `primum reproduce speedrun` with wider layers. Images stay on the device and are
-augmented there, so that nothing waits for the host. Nobody has run this on a GPU yet.
+augmented there, so that nothing waits for the host. This has not been run on a GPU yet.
 
     python benchmarks/speedruns/cifar.py --data-dir DIR --target 0.94
     python benchmarks/speedruns/cifar.py --generated --widths 8 8 8 --epochs 1 --runs 1   # seconds
@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -20,18 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parent))
-from _measure import (
-    Clock,
-    Curve,
-    Run,
-    add_options,
-    attach,
-    check_arms,
-    first_reached,
-    peak_memory,
-    table,
-    write,
-)
+from _measure import Clock, Curve, Run, add_options, attach, finished, precision, run_all
 
 from primum.experiments.augment.crops import mirror
 from primum.experiments.images import DataSettings, ImageData, load_data
@@ -77,7 +66,7 @@ class OnDevice:
 
 @torch.no_grad()
 def accuracy(model: nn.Module, split: OnDevice, *, views: int) -> float:
-    """Test accuracy: of the images as they are, or of several views each."""
+    """Test accuracy on the images as they are, or on several views of each."""
     model.eval()
     right = torch.zeros((), dtype=torch.int64, device=split.labels.device)
     pairs = zip(split.images.split(EVALUATE), split.labels.split(EVALUATE), strict=True)
@@ -115,17 +104,12 @@ def train(
     forward = torch.compile(model) if options.compile else model
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    clock, curve, done = Clock(device), Curve(), 0
-    precision = (
-        nullcontext()
-        if options.precision == "fp32"
-        else torch.autocast(device.type, dtype=torch.bfloat16)
-    )
+    clock, curve, done, autocast = Clock(device), Curve(), 0, precision(options)
     for epoch in range(options.epochs):
         clock.start()
         for images, labels in train_set.epoch(epoch, options.batch_size, seed):
             optimizer.zero_grad()
-            with precision:
+            with autocast:
                 logits = forward(images)
             F.cross_entropy(
                 logits.float(), labels, label_smoothing=settings.label_smoothing
@@ -134,35 +118,26 @@ def train(
             schedule.step()
             done += 1
         seconds = clock.stop()
-        with precision:
+        with autocast:
             curve.add(done, seconds, accuracy(model, test_set, views=1))
-    with precision:
+    with autocast:
         final = accuracy(model, test_set, views=6)
-    last = None if reducer is None else reducer.last
-    fallbacks = 0 if last is None else int(last.fallbacks)
-    reached = first_reached(curve, options.target, higher=True)
-    peak = peak_memory(device)
-    ms = 1e3 * clock.seconds / done
-    if reducer is not None:
-        reducer.remove()
-    return Run(arm, seed, final, curve, reached, ms, peak, fallbacks)
+    return finished(arm, seed, final, curve, reducer, options, higher=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Train all arms in turn, seed by seed; print a table and write every run."""
     parser = argparse.ArgumentParser(description="CIFAR-10 speedrun: base against radii.")
     add_options(parser, ("base", "0.1", "0.2", "0.4"), "speedrun-cifar.json")
-    parser.add_argument("--data-dir", metavar="DIR", help="Parquet files of CIFAR-10; else the hub")
-    parser.add_argument("--generated", action="store_true", help="a few made-up images instead")
+    parser.add_argument("--data-dir", metavar="DIR", help="CIFAR-10 as Parquet (default: the hub)")
+    parser.add_argument("--generated", action="store_true", help="a few generated images instead")
     parser.add_argument("--epochs", type=int, default=10, metavar="N", help="(%(default)s)")
     parser.add_argument("--batch-size", type=int, default=1024, metavar="N", help="(%(default)s)")
     parser.add_argument("--widths", type=int, nargs=3, default=[64, 256, 256], metavar="N")
-    parser.add_argument("--lr", type=float, default=11.5, metavar="X",
-                        help="decoupled, see README (%(default)s)")  # fmt: skip
-    parser.add_argument("--weight-decay", type=float, default=0.0153, metavar="X", help="likewise")
-    parser.add_argument("--precision", choices=("bf16", "fp32"), default="bf16")
+    for name, default in {"lr": 11.5, "weight-decay": 0.0153}.items():
+        parser.add_argument(f"--{name}", type=float, default=default, metavar="X",
+                            help="decoupled, see README (%(default)s)")  # fmt: skip
     options = parser.parse_args(argv)
-    check_arms(parser, options.arms)
     made = DataSettings("generated", train_size=128, test_size=64, image_size=16)
     data = load_data(made if options.generated else DataSettings("cifar10", options.data_dir))
     if options.batch_size > len(data.train):
@@ -171,17 +146,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     device = torch.device(options.device)
     train_set, test_set = (OnDevice(data, split, device) for split in ("train", "test"))
-    if device.type == "cuda" or options.compile:  # kernels are chosen and compiled before the clock
-        short = argparse.Namespace(**vars(options) | {"epochs": 1})
-        for arm in options.arms:
-            train(arm, options.first_seed, short, train_set, test_set)
-    runs: list[Run] = []
-    for seed in range(options.first_seed, options.first_seed + options.runs):
-        for arm in options.arms:
-            runs.append(train(arm, seed, options, train_set, test_set))
-            print(f"{arm}, seed {seed}: {100 * runs[-1].final:.2f}%", flush=True)
-            write(options.out, "cifar.py", argv, runs)
-    print(f"\n{table(runs, 'accuracy, % (six views)', scale=100)}\n\nRuns: {options.out.name}")
+    train_on = partial(train, train_set=train_set, test_set=test_set)
+    metric = "accuracy, % (six views)"
+    run_all(train_on, options, {"epochs": 1}, "cifar.py", argv, metric, scale=100)
     return 0
 
 

@@ -1,11 +1,11 @@
 """Language-model speedrun for one GPU: steps to a validation loss, batch and architecture fixed.
 
 One forward and one backward pass per step, the same tokens in the same order for every arm of a
-seed; the arms differ in the one line alone. Nobody has run this on a GPU yet.
+seed; the arms differ in the one line alone. This has not been run on a GPU yet.
 
     python benchmarks/speedruns/language.py --train train.bin --validation val.bin --target 3.28
     python benchmarks/speedruns/language.py --width 16 --depth 1 --heads 2 --length 16 \\
-        --batch-size 4 --steps 6 --every 3 --runs 1          # a text that Python has, seconds
+        --batch-size 4 --steps 6 --every 3 --runs 1          # Python's language reference, seconds
 
 A .bin file holds tokens as unsigned 16-bit integers; any other file is read as bytes.
 """
@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from pydoc_data import topics
 
@@ -26,18 +26,7 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).parent))
 from _gpt import GPT
-from _measure import (
-    Clock,
-    Curve,
-    Run,
-    add_options,
-    attach,
-    check_arms,
-    first_reached,
-    peak_memory,
-    table,
-    write,
-)
+from _measure import Clock, Curve, Run, add_options, attach, finished, precision, run_all
 
 from primum.experiments.schedules import make_schedule
 
@@ -46,7 +35,7 @@ HELD_OUT = 0.1  # of the built-in text, for validation
 
 
 def read_tokens(path: Path | None, part: str) -> np.ndarray:
-    """Tokens of a file, without loading all of it, or of the text that comes with Python; [N]."""
+    """Tokens [N] of a memory-mapped file, or of the language reference that comes with Python."""
     if path is None:
         text = "\n".join(topics.topics[name] for name in sorted(topics.topics)).encode()
         whole = np.frombuffer(text, dtype=np.uint8)
@@ -57,7 +46,7 @@ def read_tokens(path: Path | None, part: str) -> np.ndarray:
 
 
 def batch(tokens: np.ndarray, starts: Tensor, length: int, device: torch.device) -> Tensor:
-    """Windows of `length + 1` tokens from the given places; [B, length + 1]."""
+    """Windows of `length + 1` tokens that begin at `starts`. [B, length + 1]."""
     rows = [tokens[start : start + length + 1].astype(np.int64) for start in starts.tolist()]
     made = torch.from_numpy(np.stack(rows))
     if device.type == "cuda":
@@ -66,7 +55,7 @@ def batch(tokens: np.ndarray, starts: Tensor, length: int, device: torch.device)
 
 
 def loss_of(model: nn.Module, tokens: Tensor) -> Tensor:
-    """Mean cross entropy of every next token."""
+    """Mean cross entropy of the next tokens."""
     logits = model(tokens[:, :-1])
     return F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten())
 
@@ -75,7 +64,7 @@ def loss_of(model: nn.Module, tokens: Tensor) -> Tensor:
 def validate(
     model: nn.Module, tokens: np.ndarray, options: argparse.Namespace, device: torch.device
 ) -> float:
-    """Mean loss over windows that are the same for all arms, seeds and steps."""
+    """Mean loss over the same windows for all arms, seeds and steps."""
     model.eval()
     most = len(tokens) - options.length - 1
     places = torch.linspace(0, most, options.validation_batches * options.batch_size).long()
@@ -90,7 +79,7 @@ def validate(
 def train(
     arm: str, seed: int, options: argparse.Namespace, tokens: np.ndarray, held_out: np.ndarray
 ) -> Run:
-    """One run: all steps of the schedule, whether or not the target is reached on the way."""
+    """One run: all steps of the schedule, even if the target is reached earlier."""
     device = torch.device(options.device)
     torch.manual_seed(seed)
     model = GPT(
@@ -113,35 +102,24 @@ def train(
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     generator = torch.Generator().manual_seed(seed)
-    precision = (
-        nullcontext()
-        if options.precision == "fp32"
-        else torch.autocast(device.type, dtype=torch.bfloat16)
-    )
-    clock, curve = Clock(device), Curve()
+    clock, curve, autocast = Clock(device), Curve(), precision(options)
     most = len(tokens) - options.length - 1
     clock.start()
     for step in range(1, options.steps + 1):
         starts = torch.randint(most + 1, (options.batch_size,), generator=generator)
         windows = batch(tokens, starts, options.length, device)
         optimizer.zero_grad()
-        with precision:
+        with autocast:
             loss = loss_of(forward, windows)
         loss.backward()
         optimizer.step()
         schedule.step()
         if step % options.every == 0 or step == options.steps:
             seconds = clock.stop()
-            with precision:
+            with autocast:
                 curve.add(step, seconds, validate(model, held_out, options, device))
             clock.start()
-    last = None if reducer is None else reducer.last
-    fallbacks = 0 if last is None else int(last.fallbacks)
-    reached = first_reached(curve, options.target, higher=False)
-    ms = 1e3 * curve.seconds[-1] / options.steps
-    if reducer is not None:
-        reducer.remove()
-    return Run(arm, seed, curve.values[-1], curve, reached, ms, peak_memory(device), fallbacks)
+    return finished(arm, seed, curve.values[-1], curve, reducer, options, higher=False)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -158,13 +136,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--weight-decay", type=float, default=0.1, metavar="X", help="(%(default)s)"
     )
-    parser.add_argument("--train", type=Path, metavar="FILE", help="tokens or text; else Python's "
-                        "own language reference")  # fmt: skip
+    parser.add_argument("--train", type=Path, metavar="FILE", help="tokens or text (default: "
+                        "Python's language reference)")  # fmt: skip
     parser.add_argument("--validation", type=Path, metavar="FILE")
-    parser.add_argument("--vocabulary", type=int, metavar="N", help="of .bin files, as 50304")
-    parser.add_argument("--precision", choices=("bf16", "fp32"), default="bf16")
+    parser.add_argument("--vocabulary", type=int, metavar="N", help="of .bin files, such as 50304")
     options = parser.parse_args(argv)
-    check_arms(parser, options.arms)
     if (options.train is None) != (options.validation is None):
         parser.error("give both --train and --validation, or neither")
     tokens, held_out = (
@@ -177,17 +153,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         options.vocabulary = BYTES
     if min(len(tokens), len(held_out)) <= options.length + 1:
         parser.error(f"both texts must be longer than --length ({options.length}) tokens")
-    if torch.device(options.device).type == "cuda" or options.compile:  # before the clock starts
-        short = argparse.Namespace(**vars(options) | {"steps": 10, "every": 10})
-        for arm in options.arms:
-            train(arm, options.first_seed, short, tokens, held_out)
-    runs: list[Run] = []
-    for seed in range(options.first_seed, options.first_seed + options.runs):
-        for arm in options.arms:
-            runs.append(train(arm, seed, options, tokens, held_out))
-            print(f"{arm}, seed {seed}: loss {runs[-1].final:.4f}", flush=True)
-            write(options.out, "language.py", argv, runs)
-    print(f"\n{table(runs, 'validation loss')}\n\nRuns: {options.out.name}")
+    train_on = partial(train, tokens=tokens, held_out=held_out)
+    short = {"steps": 10, "every": 10}
+    run_all(train_on, options, short, "language.py", argv, "validation loss")
     return 0
 
 
