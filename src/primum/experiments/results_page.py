@@ -30,7 +30,8 @@ def overview(results: Results) -> str:
     rows, before = [], None
     for row in results.overview:
         if row.tuned != before:
-            title = "**tuned for base**" if row.tuned else "**short, at the paper's rates if no other is given**"
+            kind = "tuned for base" if row.tuned else "short, at the paper's rates unless given"
+            title = f"**{kind}**"
             rows.append([title, *[""] * (1 + len(MAIN))])
             before = row.tuned
         cells = [row.name, show(row.group.interval("base", row.group.judged_by), 1)]

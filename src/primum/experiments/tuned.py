@@ -41,7 +41,7 @@ SETTINGS = (
     Tuned(replace(_CNN, lr=0.2), (0.05, 0.1, 0.2, 0.4)),
     Tuned(replace(_CNN, optimizer="adamw", lr=0.008), (0.002, 0.004, 0.008, 0.016)),
     Tuned(replace(_VIT, optimizer="adamw", lr=0.002), (0.0005, 0.001, 0.002, 0.004)),
-    Tuned(replace(_VIT, lr=0.05, precision="fp32"), (0.025, 0.05, 0.1, 0.2)),
+    Tuned(replace(_VIT, lr=0.2, precision="fp32"), (0.025, 0.05, 0.1, 0.2, 0.4)),
     Tuned(replace(_RESNET, lr=0.05), (0.025, 0.05, 0.1, 0.2)),
     Tuned(replace(_RESNET, optimizer="adamw", lr=0.004), (0.002, 0.004, 0.008)),
     Tuned(replace(_HUNDRED, optimizer="adamw", lr=0.008), (0.002, 0.004, 0.008, 0.016)),
