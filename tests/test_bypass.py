@@ -85,7 +85,7 @@ class TestSaidAtOnce:
             model = transformers.LlamaForCausalLM(config)
             liger._apply_liger_kernel_to_instance(model=model, fused_linear_cross_entropy=fuses)
             if fuses:
-                with pytest.warns(RuntimeWarning, match="the model's forward is Liger's"):
+                with pytest.warns(RuntimeWarning, match="Liger replaced the model's forward"):
                     attach(model)
             else:
                 attach(model)
@@ -130,7 +130,7 @@ class TestNoticedLater:
             optimizer.step()
 
         step()
-        with pytest.warns(RuntimeWarning, match=r"bypassed.*by reducer.linear_cross_entropy"):
+        with pytest.warns(RuntimeWarning, match=r"bypassed.*with reducer.linear_cross_entropy"):
             step()
 
     def test_a_loss_in_chunks(self) -> None:
@@ -151,6 +151,6 @@ class TestNoticedLater:
         optimizer.step()
         optimizer.zero_grad()
         loss = loss_in(8)
-        with pytest.warns(RuntimeWarning, match=r"the head ran 4 times or more.*linear_cross_entr"):
+        with pytest.warns(RuntimeWarning, match=r"the head ran 4 or more times.*linear_cross_entr"):
             loss.backward()
         assert report_of(reducer).applied

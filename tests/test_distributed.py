@@ -250,7 +250,7 @@ class TestTrouble:
         for found in results["unseen"]:
             assert found["bytes"] == 0
             (warning,) = found["warnings"]
-            assert "no DistributedDataParallel is seen to run this model" in warning
+            assert "does not seem to run in DistributedDataParallel" in warning
 
     def test_under_join_each_rank_solves_alone(self, results: Results) -> None:
         """A rank whose data have ended does not come along: no hang, and it is said once."""

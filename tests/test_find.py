@@ -333,20 +333,20 @@ DOUBTFUL: dict[str, tuple[nn.Module, list[str]]] = {
     "timm, two heads": (Timm(lambda m: (m.head, m.head_dist)), ["head", "head_dist"]),
     "timm, two heads of different widths": (
         Timm(lambda m: (m.head, m.norm_head)),
-        ["head and norm_head.linear may each make an output"],
+        ["head and norm_head.linear may each produce an output"],
     ),
     "timm, CrossViT": (
         Timm(lambda m: m.branches),
-        ["branches.0 and branches.1 may each make an output"],
+        ["branches.0 and branches.1 may each produce an output"],
     ),
     "timm, features only": (Timm(lambda m: nn.Identity()), ["head (8 -> 10)"]),
     "two heads that norm their input": (
         net(body=conv_body(), head=norm_head(8), head_dist=norm_head(12)),
-        ["head.linear and head_dist.linear may each make an output"],
+        ["head.linear and head_dist.linear may each produce an output"],
     ),
     "a list of heads of different widths": (
         net(body=conv_body(), heads=nn.ModuleList([Linear(8, 3), Linear(12, 3)])),
-        ["heads.0 and heads.1 may each make an output"],
+        ["heads.0 and heads.1 may each produce an output"],
     ),
     "CLIP": (
         clip(visual=Linear(12, 8), text=Linear(8, 8)),
@@ -354,33 +354,33 @@ DOUBTFUL: dict[str, tuple[nn.Module, list[str]]] = {
     ),
     "CLIP without a scale": (
         net(images=Encoder(), texts=Encoder(), visual=Linear(12, 8), text=Linear(8, 8)),
-        ["text and visual may each make an output"],
+        ["text and visual may each produce an output"],
     ),
     "two towers": (
         net(images=Encoder(), texts=Encoder(), visual=Linear(12, 8), text=Linear(9, 8)),
-        ["text and visual may each make an output"],
+        ["text and visual may each produce an output"],
     ),
     "two towers with blocks": (
         net(images=Encoder(), texts=Encoder(), visual=block(12, 8, 4), text=block(9, 8, 4)),
-        ["text.out and visual.out may each make an output"],
+        ["text.out and visual.out may each produce an output"],
     ),
     "actor and critic as blocks": (
         actor_critic(actor=block(8, 8, 4), critic=block(8, 8, 1)),
-        ["critic.out and actor.out may each make an output"],
+        ["critic.out and actor.out may each produce an output"],
     ),
     "BERT, pre-training": (
         Declares(
             bert=Encoder(), cls=net(predictions=net(decoder=Linear(8, 99)), next=Linear(8, 2))
         ),
-        ["cls.predictions.decoder and cls.next may each make an output"],
+        ["cls.predictions.decoder and cls.next may each produce an output"],
     ),
     "GPT-2, two heads": (
         Declares(transformer=Encoder(), decoder=Linear(8, 99), choice=net(summary=Linear(8, 1))),
-        ["decoder and choice.summary may each make an output"],
+        ["decoder and choice.summary may each produce an output"],
     ),
     "a language model with a value head": (
         net(lm=Declares(body=Encoder(), decoder=Linear(8, 99)), value=net(out=Linear(8, 1))),
-        ["value.out and lm.decoder may each make an output"],
+        ["value.out and lm.decoder may each produce an output"],
     ),
     "a pooler at the end": (
         net(body=conv_body(), pooler=net(dense=Linear(8, 8))),
@@ -389,19 +389,19 @@ DOUBTFUL: dict[str, tuple[nn.Module, list[str]]] = {
     "Transformers, no head": (Headless(), ["projector (8 -> 12)"]),
     "an embedding that may make the output": (
         net(words=nn.Embedding(99, 8), body=Encoder(), projection=Linear(12, 8)),
-        ["projection and words may each make an output"],
+        ["projection and words may each produce an output"],
     ),
     "a router": (
         net(body=conv_body(), router=net(gate=Linear(8, 4)), out=Linear(8, 3)),
-        ["out and router.gate may each make an output"],
+        ["out and router.gate may each produce an output"],
     ),
     "a gate registered after a convolution": (
         net(body=conv_body(), out=nn.Conv2d(8, 10, 1), gate=gate(8)),
-        ["gate.2 and out (a convolution) may each make an output"],
+        ["gate.2 and out (a convolution) may each produce an output"],
     ),
     "a gate under a usual name": (
         net(body=conv_body(), fc=gate(8), out=nn.Conv2d(8, 10, 1)),
-        ["fc.2 and out (a convolution) may each make an output"],
+        ["fc.2 and out (a convolution) may each produce an output"],
     ),
     "a dictionary of heads": (
         net(body=conv_body(), heads=nn.ModuleDict({"a": Linear(8, 3), "b": Linear(8, 3)})),
@@ -473,7 +473,7 @@ def test_convolutions(family: str) -> None:
     model, name = CONVOLUTIONS[family]
     with pytest.raises(ValueError) as caught:
         find_head(model)
-    assert f"made by {name} (a convolution), but primum needs a model that" in str(caught.value)
+    assert f"come from {name} (a convolution), but primum needs a model that" in str(caught.value)
 
 
 def test_long_lists_are_cut() -> None:
@@ -481,7 +481,7 @@ def test_long_lists_are_cut() -> None:
     listed = candidates(model)
     assert "14 (2 -> 2)" in listed
     assert "2 (2 -> 2), " not in listed.split(":")[1].split(",")[0]
-    assert "(and 3 before them)" in listed
+    assert "(and 3 earlier ones)" in listed
     assert candidates(Linear(2, 2)) == "pass head= one of: the model itself"
 
 

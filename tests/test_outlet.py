@@ -193,7 +193,7 @@ class TestTokens:
         model = Blocks()
         _, reducer = started(model, per="token")
         plain = copy.deepcopy(model)
-        with pytest.warns(RuntimeWarning, match=r'positions depend .* pass per="sample"'):
+        with pytest.warns(RuntimeWarning, match=r'positions affect .* pass per="sample"'):
             losses_on(0, 12, 5)(model).sum().backward()
         losses_on(0, 12, 5)(plain).sum().backward()
         assert torch.equal(*(flat([p.grad for p in trained(net)]) for net in (model, plain)))
@@ -203,7 +203,7 @@ class TestTokens:
     def test_positions_that_are_mixed_in_the_explicit_form(self) -> None:
         model = Blocks()
         _, reducer = started(model, per="token")
-        with pytest.raises(ValueError, match=r'positions depend .* pass per="sample"'):
+        with pytest.raises(ValueError, match=r'positions affect .* pass per="sample"'):
             reducer(60 * losses_on(0, 12, 5)(model))
 
     def test_positions_of_their_own_in_the_explicit_form(self) -> None:
@@ -218,7 +218,7 @@ class TestTokens:
 def test_samples_that_are_coupled_are_warned_of_once() -> None:
     model = net(frozen_head(), nn.BatchNorm1d(8))
     _, reducer = started(model)
-    with pytest.warns(RuntimeWarning, match="samples depend on each other between the layer"):
+    with pytest.warns(RuntimeWarning, match="samples affect each other between the measured"):
         losses_on(0, 12)(model).sum().backward()
     losses_on(1, 12)(model).sum().backward()
     assert report_of(reducer).applied
@@ -227,7 +227,7 @@ def test_samples_that_are_coupled_are_warned_of_once() -> None:
 def test_values_that_are_not_finite_say_nothing_of_samples() -> None:
     model = lora_below()
     _, reducer = started(model)
-    with pytest.warns(RuntimeWarning, match="its values were not finite") as caught:
+    with pytest.warns(RuntimeWarning, match="step's values were not finite") as caught:
         model(torch.full((12, 6), torch.nan)).sum().backward()
     assert len(caught) == 1
     model.zero_grad()
@@ -293,7 +293,7 @@ class TestSecondPass:
         model = lora_below()
         _, reducer = started(model)
         plain = copy.deepcopy(model)
-        with pytest.warns(RuntimeWarning, match="plain gradients in a step: KeyError: 'broken'"):
+        with pytest.warns(RuntimeWarning, match="fell back to plain gradients: KeyError: 'broken'"):
             losses_on(0, 12)(model).sum().backward()
         losses_on(0, 12)(plain).sum().backward()
         assert torch.equal(*(flat([p.grad for p in trained(net)]) for net in (model, plain)))
@@ -305,7 +305,7 @@ class TestSecondPass:
         monkeypatch.setattr("primum.outlet.current_node", lambda: None)
         model = lora_below()
         started(model)
-        with pytest.warns(RuntimeWarning, match="does not say which node"):
+        with pytest.warns(RuntimeWarning, match="does not expose the current"):
             losses_on(0, 12)(model).sum().backward()
 
 
@@ -515,7 +515,7 @@ class TestCompile:
         else:
             model[2].compile(backend="aot_eager", fullgraph=True)
         reducer = primum.attach(compiled, optimizer)
-        with pytest.warns(RuntimeWarning, match="torch.compile hides it.* compile nothing from th"):
+        with pytest.warns(RuntimeWarning, match="torch.compile hides it.* do not compile anyth"):
             two_steps(compiled, optimizer)
         two_steps(plain, optim.SGD(trained(plain), lr=0.1))
         torch.testing.assert_close(flat(trained(model)), flat(trained(plain)))
@@ -577,7 +577,7 @@ class TestLifetime:
         model = lora_below()
         with caplog.at_level("INFO", logger="primum"):
             _, reducer = started(model)
-        assert "measured in '2.mix.lora_b', and the weights go in at '4'" in caplog.text
+        assert "measured in '2.mix.lora_b'; weights are applied at the output of '4'" in caplog.text
         assert "head='2.mix.lora_b' (2 -> 8), weights at '4'" in repr(reducer)
         assert reducer.head_name in reducer.summary_text()
 
@@ -595,5 +595,5 @@ def test_an_output_that_bypasses_the_head_is_warned_of() -> None:
 
     model = TwoOutputs()
     started(model)
-    with pytest.warns(RuntimeWarning, match="the output of 'head' is only a part of the model's"):
+    with pytest.warns(RuntimeWarning, match="the output of 'head' is only part of the model's"):
         losses_on(0, 12)(model)

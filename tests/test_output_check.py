@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 import primum
 from primum.hook import hooked
 
-PART = "the output of 'head' is only a part of the model's output"
+PART = "the output of 'head' is only part of the model's output"
 ELSEWHERE = "the output of 'head' does not reach the model's output"
 
 
@@ -268,7 +268,7 @@ def test_an_error_in_the_check_leaves_the_pass_alone(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("primum.output_check._trace", broken)
     model = Net()
     attached(model)
-    with pytest.warns(RuntimeWarning, match=r"'head' makes the model's output cannot be seen"):
+    with pytest.warns(RuntimeWarning, match=r"could not check whether 'head' produces the model"):
         model(inputs()).sum().backward()
     model(inputs()).sum().backward()
 
@@ -282,6 +282,6 @@ def test_an_output_that_holds_itself() -> None:
 
     model = Cyclic()
     attached(model)
-    with pytest.warns(RuntimeWarning, match="cannot be seen: RecursionError"):
+    with pytest.warns(RuntimeWarning, match="model's output: RecursionError"):
         model(inputs())[0].sum().backward()
     assert not checked(model)

@@ -473,7 +473,7 @@ class TestSaid:
         (record,) = caplog.records
         assert (record.name, record.levelno) == ("primum", logging.WARNING)
         assert record.getMessage().startswith(
-            "primum: weighing tokens ([6, 9] positions of head 'head', each with a loss), "
+            "primum: reweighting tokens ([6, 9] positions at head 'head', each with a loss), "
             "radius 0.1; pass per='token' to silence this"
         )
         assert "tokens harmed by a step" in reducer.summary_text()
@@ -484,7 +484,7 @@ class TestSaid:
         step(model, optimizer, attention)
         (record,) = caplog.records
         assert record.levelno == logging.INFO
-        assert "weighing samples, radius 0.4: head 'head' has [6, 9]" in record.getMessage()
+        assert "reweighting samples, radius 0.4: head 'head' has [6, 9]" in record.getMessage()
         assert "samples harmed by a step" in reducer.summary_text()
 
     @pytest.mark.parametrize("per", ["sample", "token"])

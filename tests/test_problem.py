@@ -275,7 +275,7 @@ def test_wrong_shapes_are_refused():
         Problem.dense(torch.zeros(3, 3), torch.zeros(2), 1.0)
     with pytest.raises(ValueError, match=r"got \[2, 2\] and \[2, 1\]"):
         Problem.dense(torch.zeros(2, 2), torch.zeros(2, 1), 1.0)
-    with pytest.raises(ValueError, match=r"must agree but for the last dimension, got \[4, 2\]"):
+    with pytest.raises(ValueError, match=r"must agree in all but the last dimension, got \[4, 2\]"):
         Problem.matrix_free(torch.zeros(4, 2), torch.zeros(3, 2), 1.0, torch.zeros(4), 1.0)
     with pytest.raises(ValueError, match=r"got \[4\] and \[4\]"):
         Problem.matrix_free(torch.zeros(4), torch.zeros(4), 1.0, torch.zeros(4), 1.0)

@@ -189,7 +189,7 @@ class TestExplicitForm:
     )
     def test_not_a_tensor_of_losses(self, losses: Any, found: str) -> None:
         reducer = primum.attach(*make())
-        with pytest.raises(TypeError, match=f'each sample or token, got {found}; .*"none"'):
+        with pytest.raises(TypeError, match=f'per sample or token, got {found}; .*"none"'):
             reducer(losses)
 
     @pytest.mark.parametrize("per", ["sample", "token"])
@@ -198,7 +198,9 @@ class TestExplicitForm:
         reducer = primum.attach(model, optimizer, per=per)
         inputs, labels = batch(0, 24)
         losses = F.cross_entropy(model(inputs), labels, reduction="none")
-        with pytest.raises(ValueError, match=r"got 24 weights before.*shape \[\].*not passed to"):
+        with pytest.raises(
+            ValueError, match=r"of shape \[\] do not fit the 24 weights.*instead of"
+        ):
             reducer(reducer(losses))
 
     def test_losses_must_come_from_the_head(self) -> None:

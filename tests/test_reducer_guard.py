@@ -17,7 +17,7 @@ from primum.capture import Pass
 from primum.monitor import Monitor
 from primum.rescale import Rescale
 
-BROKEN = "plain gradients in a step: ZeroDivisionError: broken"
+BROKEN = "fell back to plain gradients: ZeroDivisionError: broken"
 
 
 def broken(*_: Any, **__: Any) -> Any:
@@ -87,7 +87,7 @@ def test_an_input_that_does_not_come_first() -> None:
     optimizer = optim.SGD(model.parameters(), lr=0.1)
     reducer = primum.attach(model, optimizer, head="head")
     hidden = model["body"](torch.randn(24, 6))
-    with pytest.warns(RuntimeWarning, match="called with 3 features first, but takes 8; pass"):
+    with pytest.warns(RuntimeWarning, match="first argument has 3 features, not 8; pass"):
         model["head"](torch.ones(24, 3), hidden).square().sum().backward()
     assert report_of(reducer).fallbacks == 1
 
@@ -118,7 +118,7 @@ def test_an_error_after_a_step(name: str, monkeypatch: pytest.MonkeyPatch) -> No
     stepped: list[int] = []
     optimizer.register_step_post_hook(lambda *_: stepped.append(1))
     before = [p.detach().clone() for p in model.parameters()]
-    with pytest.warns(RuntimeWarning, match="cannot be followed: ZeroDivisionError") as caught:
+    with pytest.warns(RuntimeWarning, match="not track the steps .*ZeroDivisionError") as caught:
         run(model, optimizer, 0)
     assert len(caught) == 1
     assert stepped == [1]
@@ -180,12 +180,12 @@ class TestNotFinite:
         inputs, labels = batch(1, 24)
         inputs[3] = torch.inf
         optimizer.zero_grad()
-        with pytest.warns(RuntimeWarning, match="its values were not finite") as caught:
+        with pytest.warns(RuntimeWarning, match="step's values were not finite") as caught:
             F.cross_entropy(model(inputs), labels).backward()
         assert len(caught) == 1
         report = report_of(reducer)
         assert not report.applied
-        assert report.reason == "the values of the step were not finite"
+        assert report.reason == "the step's values were not finite"
         assert report.fallbacks == 1
         figures = report.as_dict()
         assert figures["applied"] == 0
@@ -206,7 +206,7 @@ class TestNotFinite:
         scaler.step(optimizer)
         report = report_of(reducer)
         assert not report.applied
-        assert report.reason == "the values of the step were not finite"
+        assert report.reason == "the step's values were not finite"
         assert report.fallbacks == 0
         assert report.as_dict()["applied"] == 0
 

@@ -19,7 +19,7 @@ from primum.weighing import RECENT
 
 
 class TestState:
-    @pytest.mark.filterwarnings("ignore:.*discarded without one:RuntimeWarning")
+    @pytest.mark.filterwarnings("ignore:.*discarded before an optimizer:RuntimeWarning")
     def test_pause_and_resume(self) -> None:
         model, optimizer = make()
         reducer = primum.attach(model, optimizer)
@@ -88,7 +88,7 @@ class TestState:
     def test_mismatch(self) -> None:
         reducer = primum.attach(*make())
         state = reducer.state_dict()
-        with pytest.raises(ValueError, match=r"saved with recipe='paper'.*runs recipe='primum'"):
+        with pytest.raises(ValueError, match=r"saved with recipe='paper'.*has recipe='primum'"):
             reducer.load_state_dict(state | {"recipe": "paper"})
         del state["fallbacks"]
         with pytest.raises(ValueError, match=r"\['fallbacks'\] missing"):

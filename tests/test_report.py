@@ -81,7 +81,7 @@ def test_a_step_that_was_not_finite_was_not_applied(report: StepReport) -> None:
     infinite = dataclasses.replace(report.solution, objective=torch.tensor(float("inf")))
     report = dataclasses.replace(report, solution=infinite)
     assert report.applied is False
-    assert report.reason == "the values of the step were not finite"
+    assert report.reason == "the step's values were not finite"
     assert report.as_dict()["applied"] == 0
 
 

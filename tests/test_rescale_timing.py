@@ -115,5 +115,5 @@ class TestDiscarded:
 
 
 def nullcontext_or_warns(warns: bool) -> Any:
-    match = "discarded without one"
+    match = "discarded before an optimizer"
     return pytest.warns(RuntimeWarning, match=match) if warns else nullcontext()

@@ -144,7 +144,7 @@ def test_mixed_positions_are_named_as_the_reason_for_samples(
     with caplog.at_level(logging.INFO, "primum"):
         F.cross_entropy(model(words[:, :-1]).flatten(0, 1), words[:, 1:].flatten()).backward()
     assert report_of(reducer).per == "sample"
-    assert "positions depend on each other after layer 'up'" in caplog.text
+    assert "positions affect each other after layer 'up'" in caplog.text
     assert "per='token'" not in caplog.text
 
 

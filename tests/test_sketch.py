@@ -230,7 +230,7 @@ def test_outputs_are_predicted_in_blocks(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_chunks_of_another_length_are_refused() -> None:
     head, owners = head_of("SGD")
     tokens = in_chunks(_tokens(head, owners, arrived()), arrived(), [6, 7])
-    with pytest.raises(ValueError, match="the chunks have 13 tokens in all, expected 14"):
+    with pytest.raises(ValueError, match="the chunks have 13 tokens in total, expected 14"):
         sketch(tokens, metric="gain", products=13)
 
 

@@ -35,7 +35,7 @@ def test_five_lines_with_the_means_of_the_last_reports(capsys: pytest.CaptureFix
     assert len(reports) == 10
     before = torch.stack([report.harmed_before for report in reports]).mean()
     weight = torch.stack([report.mean_extra_weight for report in reports]).mean()
-    assert f"{before:.1%}, with the weights" in lines[1]
+    assert f"{before:.1%} without weights, " in lines[1]
     assert f"mean {weight:.3f}" in lines[2]
     assert "ms per step" in lines[3]
     assert lines[4].endswith("plain gradients: 0 in 15 optimizer steps")
@@ -45,11 +45,11 @@ def test_five_lines_with_the_means_of_the_last_reports(capsys: pytest.CaptureFix
 def test_before_the_first_step() -> None:
     text = train(0).summary_text()
     assert "WARNING" in text
-    assert "nothing was weighed in 0 optimizer steps" in text
+    assert "no weights were computed in 0 optimizer steps" in text
 
 
 def test_radius_zero_and_observe_are_named() -> None:
-    assert "no sample got a weight" in train(3, radius=0).summary_text()
+    assert "no sample got extra weight" in train(3, radius=0).summary_text()
     assert "observed, not applied" in train(3, observe=True).summary_text()
 
 

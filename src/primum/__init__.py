@@ -6,25 +6,25 @@
 The map of the package; data flows down the numbers, imports never point up:
 
     attach.py       the one line: make a Reducer (checks.py, refused.py: what it refuses;
-                    choices.py: what it was asked for and has found)
+                    choices.py: the options it passes on)
     bypass.py       losses that use the head's weight and never call the head
     find.py         which layer is the head (widths.py: what modules take and give)
     adapted.py      which layer is measured if the head is frozen or not a plain linear one
-    output_check.py does the head's output reach the model's?
-    reducer.py      what a user holds: hooks, the explicit form (explicit.py: the losses it takes)
+    output_check.py whether the head's output reaches the model's
+    reducer.py      what `attach` returns; the explicit form (explicit.py: the losses it takes)
     fused.py        the loss of a head that is never called, `reducer.linear_cross_entropy`
                     (fused_op.py: as an operation of torch; streamed.py: its gradients in blocks;
                     blockwise.py: 2 and 3 from these)
     weighing.py     one backward pass: gradients in, weighted gradients out; all state
                     (weighing_at_output.py: measured in an earlier layer;
                     fallback.py: plain gradients after an error)
-    outlet.py       the hook at the output then, and the way back to that layer
-    positions.py    what is weighed, samples or tokens: `per="auto"`
+    outlet.py       the hook at the output then, and the pass back to the measured layer
+    positions.py    what is reweighted, samples or tokens: `per="auto"`
     monitor.py      notices training that bypasses the hook, discarded gradients, time spent
                     (steps.py: one hook on the steps of all optimizers;
                     effect.py: weights that have no effect)
     capture.py   1  the head's input and the gradient at its output: the hook
-                    (hook.py: a hook that saved models do not have)
+                    (hook.py: a hook that is not saved with the model)
     rescale.py   2  what the loop does to gradients before the step: loss scaling, clipping
     update.py       the step the optimizer is about to take, and its gain: the prediction
                     (rules.py: the formulas; dryrun.py: for optimizers without one)
@@ -35,7 +35,7 @@ The map of the package; data flows down the numbers, imports never point up:
     recipe.py       4 and 5 in one call; `primum.paper` is another recipe
     pipeline.py     2 to 5 in pure functions: from what was captured to extra weights
     distributed.py  the same over several ranks (ranks.py: the process group; rows.py: some outputs
-                    of the head on each; shards.py: a head that is split; ways.py: what is cheaper)
+                    of the head on each; shards.py: a sharded head; ways.py: which way is cheaper)
     report.py    6  what one step did (summary.py: what the last steps did)
     compat.py       every private name of torch that is used, with its fallback
     warn.py         warnings that point at the user's line

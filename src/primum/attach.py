@@ -62,23 +62,22 @@ def attach(
             None. If you pass an inner layer, it is measured and the weights are applied at the
             model's output.
         radius: How far the step may be changed, relative to its own size. 0 is plain training. The
-            default is 0.4 for samples and 0.1 for tokens; the paper's recipe always uses 0.2, and
-            a recipe object its own.
+            default is 0.4 for samples, 0.1 for tokens and 0.2 for `recipe="paper"`; a recipe object
+            has its own.
         max_extra_weight: No sample's gradient counts more than `1 + max_extra_weight` times.
         max_iters: Maximum number of solver iterations per step; on accelerators and over ranks,
             the exact number.
         tolerance: The certified gap, relative to the harm, at which the solver stops on the CPU.
         compile: Compile the solver for the shape of the first batch; useful on accelerators.
-        exact: Never approximate. Per token, with a large vocabulary, an exact solution costs
-            several times as much as the head itself.
+        exact: Never approximate. With weights per token and a large vocabulary, an exact solution
+            costs several times as much as the head itself.
         recipe: "primum"; "paper" for the paper's own method; or a recipe object, which has its own
             settings.
         per: "sample": one weight per row of the first dimension. "token": one weight per position
             of inputs [B, T, d]. "auto": tokens if the head's input is [B, T, d] and the loss has
             one term per position, as in language models, and samples otherwise; decided in the
             first backward pass, logged, and kept for the run.
-        scaler: The `torch.amp.GradScaler` of the loop, or an object that holds it; None if the
-            loop has none.
+        scaler: The loop's `torch.amp.GradScaler`, or an object that holds it; None if it has none.
         scope: With several ranks, "global" solves the global batch's problem and "local" each
             rank's own; "auto" solves the global problem under DistributedDataParallel and
             fully_shard if that is cheap.
@@ -119,8 +118,8 @@ def attach(
     shards = shards_of(model, linear, name)
     if shards is not None and place.output is not None:
         raise ValueError(
-            f"{name} is sharded by fully_shard and does not make the model's output; adapters and "
-            "inner layers are not supported under fully_shard: use DistributedDataParallel"
+            f"{name} is sharded by fully_shard and does not produce the model's output; adapters "
+            "and inner layers are not supported under fully_shard: use DistributedDataParallel"
         )
     if not linear.weight.requires_grad and any(is_sharded(p) for p in model.parameters()):
         raise ValueError(
@@ -151,7 +150,7 @@ def attach(
         output_name=output_name if place.output is not None else "",
     )
     if place.output is not None:
-        where = "primum: interference is measured in %r, and the weights go in at %r"
+        where = "primum: interference is measured in %r; weights are applied at the output of %r"
         logging.getLogger("primum").info(where, name, output_name)
     reducer = Reducer(options)
     if place.output is None:

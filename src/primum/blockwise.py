@@ -49,8 +49,8 @@ def weigh_streamed(
     owners = trained_parts(head, owners)
     if recipe.products == 0 and getattr(recipe, "radius", None) != 0:
         raise Plain(
-            f"recipe {recipe.name!r} needs the gradients at the head's output all at once, which a "
-            "fused loss does not keep in memory; call the head, or use the default recipe"
+            f"recipe {recipe.name!r} needs the whole gradient at the head's output, which a fused "
+            "loss never holds in memory; call the head, or use the default recipe"
         )
     approximate = positions == 1 and approximates(owners, captured, recipe)
     made = _Sums(head, owners, source, captured, recipe, plain, folds=approximate)

@@ -16,8 +16,8 @@ from torch import nn
 PACKAGES = ("trl", "liger_kernel")  # Replace the `forward` of a language model by one of their own.
 
 INSTEAD = (
-    "compute the loss by reducer.linear_cross_entropy(hidden, targets), which applies the weights "
-    "without all logits in memory"
+    "compute the loss with reducer.linear_cross_entropy(hidden, targets), which applies the "
+    "weights without holding all logits in memory"
 )
 
 _looked_after: ContextVar[bool] = ContextVar("looked_after", default=False)
@@ -42,22 +42,22 @@ def bypassed(model: nn.Module, head: nn.Linear, name: str) -> str:
         if known is not None and isinstance(module, known) and module.linear is head:
             return (
                 f"nn.LinearCrossEntropyLoss ({path or 'the model'!r}) never calls its layer "
-                f"{name!r}, so no sample weights are applied: replace it by an nn.Linear and "
+                f"{name!r}, so no sample weights are applied: replace it with an nn.Linear and "
                 f"{INSTEAD}"
             )
     package = fusing_package(model)
     if package == "liger_kernel":
         return (
-            "the model's forward is Liger's, which computes the loss from the weight of "
-            f"{name!r} without calling that layer, so no sample weights are applied where labels "
-            "are passed: apply Liger with fused_linear_cross_entropy=False (in Transformers: "
+            "Liger replaced the model's forward: if labels are passed, it computes the loss from "
+            f"the weight of {name!r} without calling that layer, so no sample weights are applied. "
+            "Apply Liger with fused_linear_cross_entropy=False (in Transformers: "
             'liger_kernel_config={"fused_linear_cross_entropy": False}), or ' + INSTEAD
         )
     if package == "trl":
         return (
-            "the model's forward is TRL's, whose trainers compute the loss from the weight of "
+            "TRL replaced the model's forward: its trainers compute the loss from the weight of "
             f"{name!r} without calling that layer (unless compute_loss is overridden), so no "
-            "sample weights are applied: attach by primum.integrations.transformers, "
+            "sample weights are applied. Use primum.integrations.transformers, "
             "PrimumCallback().add_to(trainer, fused_loss=True), or " + INSTEAD
         )
     return ""

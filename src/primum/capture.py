@@ -57,7 +57,7 @@ class Pass:
         """The head's input."""
         features = self._strong if self._strong is not None else self._weak()
         if features is None:
-            raise RuntimeError("the head's input is gone: this graph was used before")
+            raise RuntimeError("the head's input was freed by an earlier pass through this graph")
         return features
 
     def release(self) -> None:

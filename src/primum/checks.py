@@ -44,32 +44,33 @@ def check_head(model: nn.Module, head: nn.Linear, name: str, *, split: bool = Fa
     if not isinstance(weight, nn.Parameter):
         raise ValueError(
             f"{name}.weight is computed from other parameters (weight norm, a parametrization), so "
-            "no optimizer holds it, and no nn.Linear before it is trained, in which to measure "
+            "no optimizer holds it, and the model has no trained nn.Linear before it to measure "
             "instead; primum needs one"
         )
     if isinstance(weight, nn.parameter.UninitializedParameter) or weight.is_meta:
         raise ValueError(
-            f"{name}.weight has no values yet (a lazy layer, the meta device); attach once it has"
+            f"{name}.weight is not initialized yet (a lazy layer, the meta device); attach after "
+            "initializing it"
         )
     shape = (head.out_features, head.in_features)
     if (hasattr(weight, "__tensor_flatten__") and not split) or weight.shape != shape:
         raise ValueError(
             f"{name}.weight is a {type(weight).__name__} of shape {list(weight.shape)}, not a "
-            f"plain tensor of shape {list(shape)}: flattened by sharding, or quantized; "
-            "primum needs the whole weight on every rank, or rows of it: use "
+            f"plain tensor of shape {list(shape)}: it was flattened by sharding, or quantized. "
+            "primum needs the whole weight, or whole rows of it, on every rank: use "
             "DistributedDataParallel or fully_shard (FSDP2)"
         )
     if not split and not is_affine(head):
         raise ValueError(
             f"{name} is a {type(head).__name__} whose output is not weight @ input + bias (a "
             "normalised or scaled head), so its gradients are not those of a linear layer, and "
-            "no nn.Linear before it is trained, in which to measure instead; pass head= a plain "
+            "the model has no trained nn.Linear before it to measure instead; pass head= a plain "
             "nn.Linear"
         )
     if not weight.requires_grad:
         raise ValueError(
-            f"{name}.weight is frozen (requires_grad=False), so no step changes it, and no "
-            "nn.Linear before it is trained, in which to measure instead; unfreeze it or pass the "
+            f"{name}.weight is frozen (requires_grad=False), so no step changes it, and the "
+            "model has no trained nn.Linear before it to measure instead; unfreeze it or pass the "
             "head that is trained (with PEFT: list it in modules_to_save)"
         )
 
@@ -83,7 +84,9 @@ def optimizers_in(given: Optimizer | Iterable[Optimizer] | Any) -> Iterator[Opti
         if held and not is_zero(given):
             # timm's Lookahead, SAM: what they add to a step of the one inside is unknown
             kind = type(given).__name__
-            raise TypeError(f"{kind} wraps another optimizer; pass that one: optimizer.{held[0]}")
+            raise TypeError(
+                f"{kind} wraps another optimizer; pass the inner one: optimizer.{held[0]}"
+            )
         yield given
     elif inner is not None:
         yield from optimizers_in(inner)
@@ -92,8 +95,8 @@ def optimizers_in(given: Optimizer | Iterable[Optimizer] | Any) -> Iterator[Opti
             yield from optimizers_in(each)
     else:
         raise TypeError(
-            "optimizer must be a torch.optim.Optimizer, several, or a wrapper with an .optimizer; "
-            f"got {type(given).__name__}"
+            "optimizer must be a torch.optim.Optimizer, an iterable of them, or a wrapper with an "
+            f".optimizer attribute; got {type(given).__name__}"
         )
 
 

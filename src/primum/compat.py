@@ -96,7 +96,7 @@ def executes_in_graph(weight: Tensor) -> bool:
 def backward_id() -> int | None:
     """The number of the backward pass under way. Fallback: None, not known."""
     ask = private(
-        "torch._C", "_current_graph_task_id", "gradient clipping is not measured and not predicted"
+        "torch._C", "_current_graph_task_id", "gradient clipping is neither measured nor predicted"
     )
     return None if ask is None else int(ask())
 

@@ -58,7 +58,7 @@ class Effect:
         self._known, last, self._last = True, self._last, None
         if self._total is None or last is None:
             reason, times = reasons.most_common(1)[0]
-            return f"nothing was weighed in {STEPS} steps: {reason} ({times} times)"
+            return f"no weights were computed in {STEPS} steps: {reason} ({times} times)"
         drift, per, radius, sequences = last
         figures = torch.stack((self._total / self._rows, (drift > 0).to(self._total).mean()))
         mean, harmed = figures.tolist()  # SYNC: once, after a hundred steps
@@ -75,16 +75,16 @@ def _why(harmed: float, per: str, radius: float | None, sequences: bool) -> str:
         return f"radius={radius:g} leaves no room for weights; the default is larger"
     if per == "sample" and sequences:
         return (
-            f"The last step raises the loss of {harmed:.1%} of the sequences: few are harmed as a "
-            "whole, since their losses are means over many positions; pass per='token' to weigh "
-            "each position by itself"
+            f"The last step raised the loss of {harmed:.1%} of the sequences: few whole sequences "
+            "are harmed, since each loss is a mean over many positions; pass per='token' to "
+            "reweight positions individually"
         )
     if harmed > MANY:
         return (
-            f"The last step raises the loss of {harmed:.1%} of the {per}s, but radius or recipe "
-            "leave no room for weights"
+            f"The last step raised the loss of {harmed:.1%} of the {per}s, but the radius or the "
+            "recipe leaves no room for weights"
         )
     return (
-        f"The last step raises the loss of {harmed:.1%} of the {per}s, so there is little to "
-        "remove here; call primum.detach(model) to save the time"
+        f"The last step raised the loss of {harmed:.1%} of the {per}s, so there is little "
+        "interference to reduce; call primum.detach(model) to save the overhead"
     )

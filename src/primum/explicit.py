@@ -15,7 +15,7 @@ def check_tensor(losses: Any) -> None:
     if not isinstance(losses, Tensor) or not losses.is_floating_point():
         found = losses.dtype if isinstance(losses, Tensor) else type(losses).__name__
         raise TypeError(
-            "losses must be a tensor with the loss of each sample or token, got "
+            "losses must be a floating-point tensor with one loss per sample or token, got "
             f'{found}; compute them with reduction="none"'
         )
 
@@ -32,11 +32,11 @@ def check_count(losses: Tensor, gradients: Sequence[Tensor], per: str) -> None:
         return
     todo = 'compute them with reduction="none"'
     if losses.dim() == 0:
-        todo += ", or call .backward() on this loss itself: the hook then reweights it"
+        todo += ", or call .backward() on this loss itself: the hook then applies the weights"
     elif len(seen) > 1 and sum(seen) == count:
-        todo = "call reducer on the losses of each call of the head, or the head once for all"
+        todo = "call reducer on the losses of each call of the head, or call the head once for all"
     elif per == "sample" and count == rows_of(gradients[0], "token"):
-        todo = 'take their mean over the positions of each sample, or pass per="token" to attach'
+        todo = 'average them over the positions of each sample, or pass per="token" to attach'
     calls = " and ".join(map(str, seen))
     raise ValueError(
         f"losses must have one entry per {per}, got shape {list(losses.shape)}: the head saw "
@@ -52,9 +52,9 @@ def weighted_mean(losses: Tensor, extra_weights: Tensor) -> Tensor:
     rows = max(len(extra_weights), 1)  # a rank may have no samples
     if losses.numel() % rows:
         raise ValueError(
-            f"losses must be those that got {rows} weights before, of the same forward pass, got "
-            f"shape {list(losses.shape)}; reducer(losses) is a loss to call .backward() on, and is "
-            "not passed to reducer again"
+            f"losses of shape {list(losses.shape)} do not fit the {rows} weights already computed "
+            "for this forward pass; call .backward() on what reducer(losses) returned instead of "
+            "passing it to reducer again"
         )
     weights = (1 + extra_weights).to(losses.dtype).unsqueeze(1)
     return (weights * losses.reshape(rows, -1)).mean()

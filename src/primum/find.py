@@ -53,10 +53,10 @@ def find_head(model: nn.Module) -> nn.Linear:
     ]
     if ends and all(isinstance(end, CONVOLUTIONS) for end in ends):
         raise ValueError(
-            f"the output seems to be made by {shown[0]}, but primum needs a model that ends in an "
+            f"the output seems to come from {shown[0]}, but primum needs a model that ends in an "
             f"nn.Linear, or has a trained one before that; {candidates(model)}"
         )
-    why = f"{' and '.join(shown)} may each make an output; " if ends else ""
+    why = f"{' and '.join(shown)} may each produce an output; " if ends else ""
     raise ValueError(f"cannot tell which layer is the head; {why}{candidates(model)}")
 
 
@@ -87,7 +87,7 @@ def candidates(model: nn.Module) -> str:
     """What a user may pass as `head`, for error messages: the linear layers that are trained."""
     linears = {name: layer for name, layer in model.named_modules() if is_linear(layer)}
     if not linears:
-        return "the model has no nn.Linear, and primum works on the last one"
+        return "the model has no nn.Linear, and primum needs one"
     trained = [
         f"{name} ({layer.in_features} -> {layer.out_features})" if name else "the model itself"
         for name, layer in linears.items()
@@ -95,7 +95,7 @@ def candidates(model: nn.Module) -> str:
     ]
     if not trained:
         return "every nn.Linear of the model is frozen (requires_grad=False)"
-    more = f" (and {len(trained) - SHOWN} before them)" if len(trained) > SHOWN else ""
+    more = f" (and {len(trained) - SHOWN} earlier ones)" if len(trained) > SHOWN else ""
     return f"pass head= one of: {', '.join(trained[-SHOWN:])}{more}"
 
 

@@ -45,7 +45,7 @@ class Fused(WeighingAtOutput):
         label_smoothing: float = 0.0,
         chunk_size: int | None = None,
     ) -> Tensor:
-        """`cross_entropy(head(hidden), targets)` with weights, and without all logits in memory.
+        """`cross_entropy(head(hidden), targets)` with weights, without all logits in memory.
 
         For models that compute the loss without calling the head, so that its hook never runs. The
         returned value is the plain loss; in the backward pass each token's gradient counts `1 + w`
@@ -54,12 +54,12 @@ class Fused(WeighingAtOutput):
 
         Args:
             hidden: The head's input. [..., d].
-            targets: Classes. [...], int64.
+            targets: Class indices. [...], int64.
             ignore_index: Tokens with this target are ignored.
             reduction: "mean" over the tokens that count, "sum", or "none" for a loss per token.
             label_smoothing: Share of the target that is spread evenly over all outputs.
             chunk_size: Number of outputs whose logits are in memory at a time. By default a block
-                is a quarter of the size of `hidden`, or all logits if they fit half a mebibyte.
+                is a quarter of the size of `hidden`, or all logits if they fit into half a MiB.
 
         Examples:
             >>> model = nn.ModuleDict({"body": nn.Embedding(50, 16), "head": nn.Linear(16, 50)})
@@ -73,16 +73,16 @@ class Fused(WeighingAtOutput):
         """
         head = self._head()
         if head is None:
-            raise RuntimeError("the model that this Reducer was attached to is gone")
+            raise RuntimeError("the model this Reducer was attached to no longer exists")
         if self._outlet is not None:
             raise ValueError(
-                "linear_cross_entropy needs a plain linear head that is trained; here "
-                f"{self._name!r} is measured in place of {self.output_name!r}: call the head "
-                "and compute the loss from its output"
+                "linear_cross_entropy needs a plain, trained nn.Linear as head, and "
+                f"{self.output_name!r} is not one ({self._name!r} is measured instead); call the "
+                "head and compute the loss from its output"
             )
         if self._shards is not None:
             raise ValueError(
-                f"linear_cross_entropy does not support a sharded head, as {self._name!r} is; call "
+                f"linear_cross_entropy does not support sharded heads such as {self._name!r}; call "
                 "the head and compute the loss from its output"
             )
         if reduction not in ("mean", "sum", "none"):
@@ -119,8 +119,8 @@ class Fused(WeighingAtOutput):
         if any(is_fused(node, self._number) for node in nodes_behind(losses, self)):
             raise ValueError(
                 f"losses of shape {list(losses.shape)} come from reducer.linear_cross_entropy, "
-                "which applies the weights by itself in the backward pass; call .mean().backward() "
-                "on them and do not pass them to reducer(...)"
+                "which already applies the weights in the backward pass; call .mean().backward() "
+                "on them instead of passing them to reducer(...)"
             )
 
     def warn_if_bypassed(self, reason: str) -> None:
@@ -237,8 +237,8 @@ class Fused(WeighingAtOutput):
             self._monitor.warn(
                 "outside",
                 "linear_cross_entropy runs outside DistributedDataParallel's forward pass, so each "
-                "rank solves for its own tokens; call it inside the model's forward, or pass "
-                'scope="local" to silence this or scope="global"',
+                "rank solves for its own tokens; call it inside the model's forward, pass "
+                'scope="global" to solve over all ranks, or scope="local" to silence this',
             )
         return ranks is not None
 
@@ -249,7 +249,7 @@ class Fused(WeighingAtOutput):
         self._monitor.warn(
             "blocks",
             "each rank solves for its own tokens: linear_cross_entropy computes the gradient at "
-            "the head's output in blocks, and solving over all ranks needs it whole; pass "
+            "the head's output in blocks, but solving over all ranks needs all of it; pass "
             'scope="local" to silence this',
         )
         return False
@@ -263,7 +263,8 @@ def _check(hidden: Tensor, targets: Tensor, head: nn.Linear) -> None:
         )
     if targets.dtype != torch.int64:
         raise TypeError(
-            f"targets must be classes (int64), got {targets.dtype}; for probabilities call the head"
+            f"targets must be class indices (int64), got {targets.dtype}; for probabilities call "
+            "the head"
         )
 
 
@@ -274,7 +275,7 @@ def _products_in(hidden: Tensor, weight: Tensor) -> torch.dtype:
         return torch.get_autocast_dtype(kind)
     if hidden.dtype != weight.dtype:
         raise TypeError(
-            f"hidden is {hidden.dtype} and the head's weight {weight.dtype}; cast one of them, or "
-            "use autocast"
+            f"hidden is {hidden.dtype}, but the head's weight is {weight.dtype}; cast one of them, "
+            "or use autocast"
         )
     return hidden.dtype

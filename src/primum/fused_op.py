@@ -172,7 +172,8 @@ class TokenLosses(torch.autograd.Function):
     def backward(ctx: Any, rows: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():  # what follows would be missing in silence
             raise RuntimeError(
-                "linear_cross_entropy has no second derivative (create_graph=True); call the head"
+                "linear_cross_entropy has no second derivative (create_graph=True); call the head "
+                "and compute the loss from its output"
             )
         needed = list(ctx.needs_input_grad[:3])
         found = token_gradients(rows, *ctx.saved_tensors, *ctx.others, needed)

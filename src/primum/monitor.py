@@ -29,9 +29,9 @@ TIMED_STEPS = 100
 DEAR = 0.2  # Of the time of a step.
 BYPASS = (
     "If the model, or another of its class, was compiled and run before attaching, call "
-    "torch.compiler.reset() once after it; if the head's weight is used without calling the head "
-    "(as in F.linear(x, head.weight), or a loss that is fused with it), call the head, or compute "
-    "the loss by reducer.linear_cross_entropy"
+    "torch.compiler.reset() once after attaching; if the head's weight is used without calling the "
+    "head (F.linear(x, head.weight), a fused loss), call the head, or compute the loss with "
+    "reducer.linear_cross_entropy"
 )
 
 
@@ -106,15 +106,15 @@ class Monitor:
         """Count a pass that stays plain for a reason that the host knows."""
         self.fallbacks.add(1)
         self.reasons[reason] += 1
-        self.warn(kind, f"plain gradients in a step: {reason}")
+        self.warn(kind, f"fell back to plain gradients: {reason}")
 
     def not_finite(self, objective: Tensor) -> None:
         """Count a pass that stays plain if its objective is infinite, as the device knows."""
         if self.fallbacks.add(_number(objective, lambda value: value == torch.inf)):
             self.warn(
                 "values",
-                "plain gradients in a step: its values were not finite. If the loop has a "
-                "GradScaler, pass it as scaler=: such steps are then expected",
+                "fell back to plain gradients: the step's values were not finite. If the loop uses "
+                "a GradScaler, pass it as scaler=; such steps are then expected",
             )
 
     def arrived(self, *, again: bool) -> None:
@@ -123,9 +123,9 @@ class Monitor:
         if self._arrivals == CHUNKS:
             self.warn(
                 "chunks",
-                f"the head ran {CHUNKS} times or more in one pass, as for a loss that is computed "
-                "in chunks. Each call is weighed by itself and does not see the gradients of the "
-                "others; call the head once, or compute the loss by reducer.linear_cross_entropy",
+                f"the head ran {CHUNKS} or more times in one pass, as with a chunked loss. Each "
+                "call is reweighted on its own, without the gradients of the others; call the head "
+                "once, or compute the loss with reducer.linear_cross_entropy",
             )
 
     def spend(self, seconds: float) -> None:
@@ -163,11 +163,11 @@ class Monitor:
         if self.discarded.add(gone):
             self.warn(
                 "discarded",
-                f"gradients of {self._name!r} were reweighted for a step of its optimizer, but "
-                "were discarded without one. If that backward pass trains another network (a "
-                "generator through its discriminator, an actor through its critic) or is not for "
-                "training, run it inside `with reducer.paused():`; its gradients may have changed. "
-                "If a GradScaler skipped the step, pass it as scaler=",
+                f"gradients of {self._name!r} were reweighted, but discarded before an optimizer "
+                "step used them. If that backward pass trains another network (a generator through "
+                "its discriminator, an actor through its critic) or is not for training, run it "
+                "inside `with reducer.paused():`; otherwise primum may change its gradients. If a "
+                "GradScaler skipped the step, pass it as scaler=",
             )
 
     def overtaken(self) -> bool:
@@ -222,8 +222,8 @@ class Monitor:
         except Exception as error:
             self.warn(
                 "measure",
-                "what was done to the gradients before a step (clipping, loss scaling) could not "
-                f"be measured: {type(error).__name__}: {error}",
+                "could not measure how gradients were rescaled before the step (clipping, loss "
+                f"scaling): {type(error).__name__}: {error}",
             )
 
     def time_spent(self) -> tuple[float | None, float]:
@@ -243,9 +243,9 @@ class Monitor:
             if share > DEAR:
                 self.warn(
                     "time",
-                    f"computing sample weights takes {share:.0%} of the time of a step, on the "
-                    f"host, with head {self._name!r}; a larger tolerance= or fewer max_iters= make "
-                    "it cheaper",
+                    f"computing sample weights takes {share:.0%} of the step time (host clock) "
+                    f"with head {self._name!r}; a larger tolerance= or a smaller max_iters= "
+                    "reduces it",
                     UserWarning,
                 )
 

@@ -117,7 +117,7 @@ class Outlet:
         """Where the gradient is that arrives now."""
         node = current_node()
         if node is None:
-            raise Plain("this version of torch does not say which node of the graph runs")
+            raise Plain("this version of torch does not expose the current autograd node")
         return GradientEdge(node, output)
 
     def passes(self, edge: GradientEdge, key: object) -> dict[Pass, GradientEdge]:
@@ -179,9 +179,9 @@ class Outlet:
         if samples:
             warn(
                 "coupled",
-                "samples depend on each other between the layer that is measured and "
-                f"{self._name!r} (batch norm, attention over the batch, another batch dimension), "
-                "so what is measured there is only roughly each sample's own",
+                f"samples affect each other between the measured layer and {self._name!r} (batch "
+                "norm, attention over the batch, another batch dimension), so each sample's "
+                "interference is only measured approximately",
             )
         return samples or positions
 
@@ -213,6 +213,6 @@ def check_rows(gradient: Tensor, carried: Sequence[Tensor], per: str) -> None:
     for each in carried:
         if rows_of(each, per) != rows:
             raise Plain(
-                f"the layer that is measured saw {rows_of(each, per)} {per}s, but the output has "
+                f"the measured layer saw {rows_of(each, per)} {per}s, but the output has "
                 f"{rows}; pass head= a layer whose first dimension is the batch"
             )

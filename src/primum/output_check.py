@@ -55,7 +55,9 @@ class OutputCheck:
             raise  # turned into an error by the user's own filter
         except Exception as error:
             self.remove()
-            self._warn(f"whether {self._name!r} makes the model's output cannot be seen: {error!r}")
+            self._warn(
+                f"could not check whether {self._name!r} produces the model's output: {error!r}"
+            )
 
     def _look(self, outputs: list[Node]) -> None:
         found = [_trace(node, self._key()) for node in outputs]
@@ -63,16 +65,16 @@ class OutputCheck:
             return
         if any(reached for reached, _, _ in found):
             self._warn(
-                f"the output of {self._name!r} is only a part of the model's output: other "
-                "parameters contribute beside it (a second head, a gate). Interference is measured "
-                "in that layer alone; pass head= the layer that makes the output, or call "
+                f"the output of {self._name!r} is only part of the model's output: other "
+                "parameters contribute to it too (a second head, a gate). Interference is only "
+                "measured in that layer; pass head= the layer that produces the output, or call "
                 "primum.detach(model)"
             )
         else:
             self._warn(
                 f"the output of {self._name!r} does not reach the model's output, so its sample "
-                "weights may mean nothing to the loss; pass head= the layer that makes the output, "
-                "or call primum.detach(model)"
+                "weights may be unrelated to the loss; pass head= the layer that produces the "
+                "output, or call primum.detach(model)"
             )
 
 

@@ -140,20 +140,20 @@ class Per:
         if self.now == "token":
             # Seen without any setup of logging, and no error under -W error.
             logger.warning(
-                "primum: weighing tokens (%s positions of head %r, each with a loss)%s; pass "
-                "per='token' to silence this, per='sample' to weigh whole sequences",
+                "primum: reweighting tokens (%s positions at head %r, each with a loss)%s; pass "
+                "per='token' to silence this, or per='sample' to reweight whole sequences",
                 *(list(self._shape), self._name, how),
             )
         elif self.mixed:
             logger.info(
-                "primum: weighing samples%s: positions depend on each other after layer %r, so "
+                "primum: reweighting samples%s: positions affect each other after layer %r, so "
                 "tokens cannot be measured there",
                 *(how, self._name),
             )
         else:
             logger.info(
-                "primum: weighing samples%s: head %r has %s positions, but one loss per sequence; "
-                "pass per='token' to weigh positions",
+                "primum: reweighting samples%s: head %r has %s positions, but one loss per "
+                "sequence; pass per='token' to reweight positions",
                 *(how, self._name, list(self._shape)),
             )
 

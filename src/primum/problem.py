@@ -44,7 +44,7 @@ class Problem:
     def dense(
         cls, gram: Tensor, drift: Tensor, reach: Tensor | float, max_extra_weight: float = 2.0
     ) -> Problem:
-        """A problem whose Gram matrix is given. gram [B, B], drift [B]."""
+        """Create a problem from its Gram matrix. gram [B, B], drift [B]."""
         if drift.dim() != 1 or gram.shape != (len(drift), len(drift)):
             raise ValueError(
                 f"gram must be [B, B] and drift [B], got {list(gram.shape)} and {list(drift.shape)}"
@@ -61,14 +61,14 @@ class Problem:
         reach: Tensor | float,
         max_extra_weight: float = 2.0,
     ) -> Problem:
-        """A problem whose Gram matrix is never formed.
+        """Create a problem whose Gram matrix is never formed.
 
         Shapes: features [B, d] or [B, T, d] (a column of ones stands for a bias),
         output_gradients [B, d_out] or [B, T, d_out], gain a number or [d_out, d], drift [B].
         """
         if features.shape[:-1] != output_gradients.shape[:-1] or features.dim() not in (2, 3):
             raise ValueError(
-                "features [B, d] or [B, T, d] and output_gradients must agree but for the last "
+                "features [B, d] or [B, T, d] and output_gradients must agree in all but the last "
                 f"dimension, got {list(features.shape)} and {list(output_gradients.shape)}"
             )
         if drift.shape != features.shape[:1]:
@@ -132,11 +132,11 @@ class Visited:
 
 @dataclass(frozen=True)
 class Approximation:
-    """That a problem stood for another one, whose Gram operator was too dear to be used.
+    """An approximate problem was solved, as the exact Gram operator was too expensive.
 
     Attributes:
-        reach: Radius of the trust region of both.
-        product: The other one's Gram operator times the extra weights; None if not measured. [B].
+        reach: Radius of the trust region of both problems.
+        product: The exact Gram operator times the extra weights; None if not measured. [B].
     """
 
     reach: Tensor
@@ -151,9 +151,9 @@ class Solution:
         extra_weights: `w`, between 0 and `max_extra_weight`. [B].
         objective: Value of the problem at `w`; infinite, with `w` zero, if the problem is not
             finite.
-        iterations: Solver iterations made; a tensor where only the device knows.
+        iterations: Number of solver iterations; a tensor if only the device knows it.
         evidence: What `lower_bound` and `drift_after` come from.
-        approximation: Set if the problem was an approximation; all the above is about that one.
+        approximation: Set if an approximate problem was solved; the rest then refers to that one.
     """
 
     extra_weights: Tensor
@@ -164,7 +164,7 @@ class Solution:
 
     @property
     def lower_bound(self) -> Tensor:
-        """No feasible point has a smaller objective."""
+        """Certified lower bound on the objective of all feasible points."""
         return self.evidence.lower_bound
 
     @property

@@ -48,12 +48,12 @@ class Scope:
         alone = not (dist.is_available() and dist.is_initialized())
         if alone and scope == "global":
             raise ValueError(
-                'scope="global" needs ranks: call torch.distributed.init_process_group before'
+                'scope="global" needs ranks: call torch.distributed.init_process_group first'
             )
         if group is not None and mesh is not None:
             raise ValueError(
-                "process_group has no effect on a sharded head: the mesh of fully_shard says "
-                "which ranks solve together; leave it out"
+                "process_group has no effect on a sharded head: the mesh of fully_shard "
+                "determines which ranks solve together; leave it out"
             )
         self.name = scope
         self._group = group
@@ -100,9 +100,9 @@ class Scope:
             )
         if self._ranks is None and wrapper is None and dist.get_world_size() > 1:
             return "ranks", (
-                "there are several ranks, but no DistributedDataParallel is seen to run this "
-                "model, so each rank solves for its own samples; pass the wrapped model to attach, "
-                'or pass scope="local" or scope="global"'
+                "there are several ranks, but this model does not seem to run in "
+                "DistributedDataParallel, so each rank solves for its own samples; pass the "
+                'wrapped model to attach, or set scope="local" or scope="global"'
             )
         return None
 

@@ -30,8 +30,8 @@ class Recipe(Protocol):
         name: For `state_dict` and reports.
         metric: How the `size` of the step is measured: in the optimizer's own metric,
             `sqrt(sum(step^2 / gain))`, or as `sqrt(sum(step^2))`.
-        products: Gram products it makes in a step, for the cost model. 0 if it makes none, or
-            needs the factors of the operator: then it gets a `MatrixFree` of all samples.
+        products: Number of Gram products per step, for the cost model. 0 if there are none, or if
+            it needs the factors of the operator: then it gets a `MatrixFree` of all samples.
     """
 
     @property
@@ -56,7 +56,7 @@ class Recipe(Protocol):
 class Primum:
     """The default recipe: the problem in the optimizer's own metric, solved with a certificate.
 
-    Arguments as `primum.attach`.
+    Its arguments are those of `primum.attach`.
     """
 
     radius: float = 0.4
@@ -106,7 +106,7 @@ class Primum:
             self._compiled["shape"] = None  # no batch has it
             first = str(error).strip().partition("\n")[0]
             warn(
-                "the solver does not compile here and runs eagerly; leave out compile=True to "
+                "the solver failed to compile and runs eagerly; leave out compile=True to "
                 f"silence this. {type(error).__name__}: {first}"
             )
             return None

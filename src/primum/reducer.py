@@ -81,9 +81,9 @@ class Reducer(Fused):
         )
 
     def summary(self) -> None:
-        """Print five lines on what the weights did so far. Waits for the device.
+        """Print a five-line summary of what the weights have done so far. Waits for the device.
 
-        They show the layer and its optimizer; the share of samples or tokens that the last steps
+        It shows the layer and its optimizer; the share of samples or tokens that the last steps
         harm with and without the weights; the mean extra weight; the time added; and fallbacks
         with their reasons.
         """
@@ -106,7 +106,7 @@ class Reducer(Fused):
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Return a context in which backward passes through the head keep plain gradients.
+        """Keep plain gradients in backward passes inside the `with` block.
 
         Use it for passes that train another network through this one, and for gradients that are
         only read: `torch.autograd.grad(loss, parameters)` is otherwise reweighted like training.
@@ -138,13 +138,14 @@ class Reducer(Fused):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` returned; the recipe must be the same."""
         missing = {"recipe", "fallbacks", "recipe_state"} - state.keys()
         if missing:
-            raise ValueError(f"not a state_dict of a Reducer: {sorted(missing)} missing")
+            raise ValueError(f"not the state_dict of a Reducer: {sorted(missing)} missing")
         if state["recipe"] != self._recipe.name:
             raise ValueError(
                 f"this state was saved with recipe={state['recipe']!r}, "
-                f"but the Reducer runs recipe={self._recipe.name!r}"
+                f"but this Reducer has recipe={self._recipe.name!r}; attach with the saved one"
             )
         self._recipe = self._per.load(state.get("per"), self._recipe)
         self._recipe.load_state_dict(state["recipe_state"])
@@ -158,8 +159,8 @@ class Reducer(Fused):
     def __call__(self, losses: Tensor) -> Tensor:
         """Return the mean of the weighted losses: the explicit form, instead of the hook.
 
-        The gradients are those of `losses.mean().backward()` under the hook. Pass the whole loss of
-        each sample with its final scale: with gradients accumulated over k batches, `losses / k`. A
+        The gradients are those of `losses.mean().backward()` under the hook. Pass each sample's
+        complete loss at its final scale: `losses / k` if gradients accumulate over k batches. A
         second call on losses of the same forward pass uses the same weights. For a compiled model
         the plain mean is returned, and the hook applies the weights in the backward pass.
 
@@ -215,8 +216,8 @@ class Reducer(Fused):
         if own is None or head is not own:
             self._monitor.warn(
                 "copy",
-                "gradients stay plain: a copy of the head ran, as nn.DataParallel makes one for "
-                "each device; use DistributedDataParallel",
+                "gradients stay plain: a copy of the head ran (nn.DataParallel makes one per "
+                "device); use DistributedDataParallel",
             )
             return
         weight = parameter(own, "weight")

@@ -19,7 +19,7 @@ INSTEAD = "use fully_shard (FSDP2), or DistributedDataParallel with a plain opti
 ZERO = "torch.distributed.optim.zero_redundancy_optimizer.ZeroRedundancyOptimizer"
 FSDP1 = "torch.distributed.fsdp.fully_sharded_data_parallel.FullyShardedDataParallel"
 ENGINE = "deepspeed.runtime."
-SPLIT = "its optimizer steps flattened copies of the parameters"
+SPLIT = "its optimizer updates flattened copies of the parameters"
 STAGE_0 = (
     "ZeRO stage 0 in float32 works, attached after deepspeed.initialize: "
     'attach(engine, optimizer, scope="global")'
@@ -52,8 +52,8 @@ def check_weight(weight: Any, name: str) -> None:
     """Refuse a parameter that DeepSpeed has split."""
     if hasattr(weight, "ds_id"):
         raise ValueError(
-            f"{name}.weight is split by DeepSpeed's ZeRO stage 3 (deepspeed.zero.Init), which is "
-            f"not supported: {SPLIT}; {INSTEAD}"
+            f"{name}.weight is partitioned by DeepSpeed's ZeRO stage 3 (deepspeed.zero.Init), "
+            f"which is not supported: {SPLIT}; {INSTEAD}"
         )
 
 
@@ -85,7 +85,7 @@ def check_owner(optimizer: Optimizer, name: str) -> None:
 def made_late(*, split: bool) -> str:
     """What may have replaced the parameters that an optimizer held, for a message."""
     if split:
-        return "; make it after fully_shard"
+        return "; create it after fully_shard"
     if "deepspeed" in sys.modules:
         return f". DeepSpeed's ZeRO and 16-bit optimizers are not supported: {SPLIT}; {INSTEAD}"
     return ""
@@ -99,7 +99,7 @@ def why_lost(
         return shards.trouble()
     if any(held is weight for group in owner.param_groups for held in group["params"]):
         return ""
-    gone = "the optimizer does not hold the head's weight any more"
+    gone = "the optimizer no longer holds the head's weight"
     if model is not None and any(True for _ in fsdp_modules(model)):
         return f"{gone}: fully_shard was called after attach; attach after fully_shard"
     if hasattr(weight, "ds_id") or "deepspeed" in sys.modules:

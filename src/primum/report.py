@@ -17,8 +17,8 @@ class Exact:
     Attributes:
         drift: Change of each sample's loss under the plain step. [B].
         drift_after: The same with the extra weights. [B].
-        excess: How far the change of the step leaves the trust region, as a fraction of its radius;
-            0 inside.
+        excess: By how much the change of the step exceeds the radius of the trust region, as a
+            fraction of it; 0 inside.
     """
 
     drift: Tensor
@@ -51,8 +51,8 @@ class StepReport:
         fallbacks: Number of backward passes so far that fell back to plain gradients.
         discarded: Number of backward passes so far that were reweighted, but whose gradients no
             optimizer step used.
-        weighed: Whether the weights went into the gradients, without checking for finite values.
-        why: Why they did not; empty if they did.
+        weighed: Whether the weights were applied, without a check for non-finite values.
+        why: Why they were not applied; empty if they were.
         own: The rows of this rank, if several ranks solved together: all vectors then cover the
             global batch, in the order of ranks. Otherwise all rows.
         per: What gets a weight: "sample" or "token".
@@ -74,14 +74,14 @@ class StepReport:
 
     @property
     def applied(self) -> bool:
-        """Whether the weights went into the gradients. Waits for the device."""
+        """Whether the weights were applied to the gradients. Waits for the device."""
         return self.weighed and bool(self.finite)  # SYNC: asked for
 
     @property
     def reason(self) -> str:
         """Why the weights were not applied; empty if they were. Waits for the device."""
         if self.weighed and not self.applied:
-            return "the values of the step were not finite"
+            return "the step's values were not finite"
         return self.why
 
     @property
@@ -103,7 +103,7 @@ class StepReport:
             return Exact(self.drift, self.drift_after, torch.zeros_like(self.objective))
         if approximation.product is None:
             raise RuntimeError(
-                "this step was not measured exactly, and its gradients are gone; set "
+                "this step was not measured exactly, and its gradients were freed; set "
                 "reducer.measure_exact = True before the backward pass, or attach with exact=True "
                 "to solve exactly"
             )

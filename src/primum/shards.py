@@ -71,7 +71,9 @@ class Shards:
             self.ranks = Ranks(made)
         counts = chunks(self.outputs, self.holders.size)
         if len(weight.to_local()) != counts[self.holders.rank]:
-            raise ValueError(f"{name}.weight is not split into equal chunks of rows")
+            raise ValueError(
+                f"{name}.weight must be split into equal chunks of rows, as fully_shard does"
+            )
         first = sum(counts[: self.holders.rank])
         self.rows = slice(first, first + counts[self.holders.rank])
         self._counts = counts
@@ -87,12 +89,12 @@ class Shards:
             if now is not None and own is not None and now is not own:
                 return (
                     "the head's parameters were replaced after primum was attached "
-                    "(load_state_dict(assign=True)?); make the optimizer and attach again"
+                    "(load_state_dict(assign=True)?); recreate the optimizer and attach again"
                 )
             if partly_reduced(group):
                 return (
                     "gradients of earlier micro-batches wait for an all-reduce over replicas, "
-                    "which primum does not see; use set_requires_gradient_sync instead of "
+                    "where primum cannot see them; use set_requires_gradient_sync instead of "
                     "set_requires_all_reduce"
                 )
         return ""
@@ -218,7 +220,7 @@ def _check(weight: Any, name: str, records: Mapping[str, Any]) -> None:
     if kinds[-1] != "Shard" or any(kind != "Replicate" for kind in kinds[:-1]):
         raise ValueError(
             f"{name}.weight is a DTensor with placements {list(map(str, placements))}: primum "
-            "supports fully_shard on a mesh of one dimension (FSDP2) or two (HSDP); tensor "
+            "supports fully_shard on a one- or two-dimensional mesh (FSDP2, HSDP); tensor "
             "parallelism is not supported for the head: leave it out of the plan"
         )
     if placements[-1].dim != 0:

@@ -143,7 +143,7 @@ def sketch(
         folded[rows] = fold(g, signs, width)
         first = rows.stop
     if first != tokens.count:
-        raise ValueError(f"the chunks have {first} tokens in all, expected {tokens.count}")
+        raise ValueError(f"the chunks have {first} tokens in total, expected {tokens.count}")
     drift, folded = tokens.unscaled(drift), tokens.unscaled(folded)
     gram = MatrixFree(inputs, folded, 1.0, has_bias=tokens.has_bias)
     return _form(gram, len(step), products), -drift if tokens.uphill else drift, size, lr

@@ -17,11 +17,11 @@ def solve(problem: Problem, max_iters: int = 20, tolerance: float = 0.0) -> Solu
     The gradient of the dual at gamma is `drift - gram @ w` with `w = min(t, reach / n) gamma`, so
     the one product an iteration needs is also all that its certificate needs. Steps are scaled by
     the inverse of the Gram diagonal: the samples' gradient norms differ by orders of magnitude.
-    Starts from the harmed samples' indicator; the best of all points visited, zero among them, is
-    returned, so the answer is never worse than leaving the step alone.
+    Starts from the indicator of the harmed samples and returns the best point visited, zero
+    included, so the solution is never worse than the plain step.
 
     DEPARTS: step lengths are Barzilai and Borwein's, the inverse curvature along the last move. The
-    curvature that counts is that among the few samples at risk, often a tenth of the largest
+    relevant curvature is that among the few samples at risk, often a tenth of the largest
     eigenvalue that accelerated methods step by: after 20 iterations the mean gap was a tenth, too.
 
     Args:

@@ -95,20 +95,20 @@ class Steps:
         if self._idle[stepped] != IDLE_STEPS or model is None:
             return
         if head is None or not self._in_model():
-            why = "it is no longer part of the model: attach again after replacing it"
+            why = "it is no longer part of the model; attach again after replacing it"
         elif parameter(head, "weight") is None:
-            why = "its weight is computed from other parameters now: detach, or attach before that"
+            why = "its weight is now computed from other parameters; detach, or attach before that"
         elif not head.weight.requires_grad:
-            why = "it is frozen (requires_grad=False): unfreeze it, or pass the trained head"
+            why = "it is frozen (requires_grad=False); unfreeze it, or pass the trained head"
         elif head.weight.grad is not None or (monitor is not None and monitor.reached):
             return  # noticed by the monitor, or a phase that trains something else
         else:
             why = (
-                "no backward pass went through it: is it the layer that makes the model's output? "
-                "If not, pass head="
+                "no backward pass went through it; if another layer produces the model's output, "
+                "pass it as head="
             )
         steps = f"{IDLE_STEPS} optimizer steps"
-        self.warn("idle", f"{steps}, but nothing was weighed at {self._name!r}; {why}")
+        self.warn("idle", f"no weights were computed at {self._name!r} in {steps}: {why}")
 
 
 @eager
@@ -120,4 +120,4 @@ def _after_step(stepped: Optimizer, *_: Any) -> None:
             raise  # turned into an error by the user's own filter
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
-            each.warn("error", f"steps of {each._name!r} cannot be followed: {why}")
+            each.warn("error", f"could not track the steps of {each._name!r}: {why}")

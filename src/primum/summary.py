@@ -25,7 +25,7 @@ def _effect(reports: Sequence[StepReport], monitor: Monitor) -> list[str]:
     weighed = [report for report in reports if bool(report.finite)]  # SYNC: asked for
     if not weighed:
         return [
-            f"samples harmed: not known, nothing was weighed in {monitor.steps} optimizer steps",
+            f"samples harmed: unknown, no weights were computed in {monitor.steps} optimizer steps",
             "extra weights: none. WARNING: so far this run is plain training; see the fallbacks "
             "below, and primum's warnings",
         ]
@@ -41,11 +41,11 @@ def _effect(reports: Sequence[StepReport], monitor: Monitor) -> list[str]:
     largest = max(report.extra_weights.max().item() for report in weighed)  # SYNC: asked for
     note = "" if applied else " (observed, not applied)"
     if applied and largest == 0:
-        note = f". WARNING: no {per} got a weight; the step harms none, or the radius is 0"
+        note = f". WARNING: no {per} got extra weight; the steps harm none, or the radius is 0"
     if any(report.approximate for report in weighed):
         note += "; approximate, for a large vocabulary (exact=True solves exactly)"
     return [
-        f"{per}s harmed by a step: {before:.1%}, with the weights {after:.1%} ({over})",
+        f"{per}s harmed by a step: {before:.1%} without weights, {after:.1%} with ({over})",
         f"extra weights: mean {mean('mean_extra_weight'):.3f}, largest {largest:.2f}{note}",
     ]
 
@@ -68,5 +68,5 @@ def _fallbacks(monitor: Monitor) -> str:
     if reasons:
         text += ": " + "; ".join(reasons)
     if discarded:
-        text += f"; reweighted gradients that were discarded: {discarded}"
+        text += f"; reweighted gradients discarded without a step: {discarded}"
     return text

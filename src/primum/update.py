@@ -235,10 +235,10 @@ def check_supported(optimizer: Optimizer, param: Tensor, name: str = "this param
     if any(p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in needed[1:]):
         raise TypeError(
             f"{kind.__name__} is not supported: its step needs a closure that evaluates the model "
-            "again (as LBFGS does), so what it will do cannot be predicted; use SGD or AdamW"
+            "again (as LBFGS does), so it cannot be predicted; use SGD or AdamW"
         )
     if rule is sgd and group["momentum"] != 0 and group["dampening"] >= 1:
-        raise ValueError(f"dampening must be < 1 for gradients to count, got {group['dampening']}")
+        raise ValueError(f"dampening must be < 1, got {group['dampening']}")
     if rule is dry_run:  # What cannot be copied shall fail here and not in a step.
         probe_of(Seen(optimizer, group, {}, param, param), param.detach(), 1.0)
 

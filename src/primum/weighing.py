@@ -128,8 +128,8 @@ class Weighing:
             inputs = samples([each() for each in features], self._per.now)
             if inputs.shape[-1] != head.in_features:
                 raise Plain(
-                    f"the head was called with {inputs.shape[-1]} features first, but takes "
-                    f"{head.in_features}; pass its input as the first argument"
+                    f"the head's first argument has {inputs.shape[-1]} features, not "
+                    f"{head.in_features}; pass the head's input as its first argument"
                 )
             return Captured(
                 inputs,
@@ -150,21 +150,21 @@ class Weighing:
         """The head, if it makes sense to predict its next step."""
         head = self._head()
         if head is None:
-            raise Plain("the model is gone")
+            raise Plain("the model no longer exists")
         if not training:
             raise Plain("the head ran in eval mode; call model.train() before training")
         weight = parameter(head, "weight")
         if weight is None:
             raise Plain("the head's weight is now computed from other parameters; call .remove()")
         if not weight.requires_grad:
-            raise Plain("the head is frozen now; unfreeze it or call .remove()")
+            raise Plain("the head is now frozen; unfreeze it or call .remove()")
         lost = why_lost(self._model(), weight, self._owners["weight"], self._shards)
         if lost:
             raise Plain(lost)
         if self._monitor.overtaken():
             raise Plain(
-                "the head changes, but not by the optimizer given to primum (was it rebuilt?); "
-                "call .remove() and attach again with the one that trains it"
+                "the head's weight is not updated by the optimizer passed to attach (was it "
+                "rebuilt?); call .remove() and attach again with the one that trains it"
             )
         return head
 

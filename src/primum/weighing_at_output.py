@@ -23,9 +23,9 @@ from primum.ranks import Ranks
 from primum.weighing import Weighing
 
 UNSEEN = (
-    "The autograd graph from that layer to the output must be one of eager mode: torch.compile "
-    "hides it, and so does torch.utils.checkpoint with use_reentrant=True; compile nothing from "
-    "that layer on, and pass use_reentrant=False"
+    "The autograd graph from that layer to the output must be built in eager mode: torch.compile "
+    "hides it, and so does torch.utils.checkpoint with use_reentrant=True; do not compile anything "
+    "from that layer on, and pass use_reentrant=False"
 )
 
 
@@ -109,9 +109,9 @@ class WeighingAtOutput(Weighing):
         try:
             if not calls:
                 raise Plain(
-                    f"{self._name!r}, the layer that is measured, is not found in the autograd "
-                    f"graph of {self.output_name!r}'s output. {UNSEEN}. If that output does not "
-                    "depend on it, pass head= a layer that it depends on"
+                    f"the measured layer {self._name!r} is not in the autograd graph of the output "
+                    f"of {self.output_name!r}. {UNSEEN}. If that output does not depend on it, "
+                    "pass head= a layer that it does depend on"
                 )
             edges = list(calls.values())
             began = time.perf_counter()
@@ -141,9 +141,9 @@ class WeighingAtOutput(Weighing):
     @property
     def _mixed(self) -> str:
         return (
-            f"positions depend on each other between {self._name!r}, which is measured, and "
-            f"{self.output_name!r} (attention, pooling), so single tokens cannot be measured "
-            'there; pass per="sample"'
+            f"positions affect each other between the measured layer {self._name!r} and "
+            f"{self.output_name!r} (attention, pooling), so tokens cannot be measured one by one; "
+            'pass per="sample"'
         )
 
     def _check_losses(self, losses: Tensor, calls: list[GradientEdge], per: str) -> None:

@@ -104,7 +104,7 @@ class TestTransformers:
     )
     def test_two_outputs_are_refused(self, name: str, config: str, heads: list[str]) -> None:
         model = made(name, config, **({"n_embd": 16} if "GPT2" in name else {}))
-        with pytest.raises(ValueError, match="may each make an output") as caught:
+        with pytest.raises(ValueError, match="may each produce an output") as caught:
             find_head(model)
         assert all(head in str(caught.value) for head in heads)
 
@@ -115,7 +115,8 @@ class TestTransformers:
 
     def test_a_convolution_is_named(self) -> None:
         with pytest.raises(
-            ValueError, match=r"made by decode_head\.classifier \(a convolution\), but primum needs"
+            ValueError,
+            match=r"come from decode_head\.classifier \(a convolution\), but primum needs",
         ):
             find_head(segformer())
 
@@ -128,7 +129,7 @@ class TestTransformers:
         assert reducer.output_name == "decode_head.classifier"
         assert reducer.head_name.startswith("decode_head.linear")
         images, labels = torch.randn(6, 3, 16, 16), torch.randint(2, (6, 16, 16))
-        with pytest.warns(RuntimeWarning, match="samples depend on each other"):
+        with pytest.warns(RuntimeWarning, match="samples affect each other"):
             model(pixel_values=images, labels=labels).loss.backward()
         assert reducer.last is not None
         assert reducer.last.applied
@@ -220,9 +221,9 @@ class TestTimm:
     @pytest.mark.parametrize(
         ("model", "message"),
         [
-            (CrossViT, r"head\.0 and head\.1 may each make an output"),
-            (LeViT, r"head\.linear and head_dist\.linear may each make an output"),
-            (SqueezeExcite, r"gate\.2 and out \(a convolution\) may each make an output"),
+            (CrossViT, r"head\.0 and head\.1 may each produce an output"),
+            (LeViT, r"head\.linear and head_dist\.linear may each produce an output"),
+            (SqueezeExcite, r"gate\.2 and out \(a convolution\) may each produce an output"),
         ],
     )
     def test_refused(self, model: Callable[[], nn.Module], message: str) -> None:

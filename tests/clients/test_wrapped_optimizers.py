@@ -125,7 +125,7 @@ class TestLookahead:
         optimizer = Lookahead(SGD(model.parameters(), lr=0.1))
         with pytest.raises(
             TypeError,
-            match=r"Lookahead wraps another optimizer; pass that one: optimizer\._base_optimizer",
+            match=r"Lookahead wraps another optimizer; pass the inner one: optimizer\._base_opt",
         ):
             primum.attach(model, optimizer)
 

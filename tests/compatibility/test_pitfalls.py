@@ -17,7 +17,7 @@ from loops import batch, make, report_of
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "pitfalls.md").read_text()
 QUOTED = re.findall(r"^ *> `(.+)`$", PAGE, flags=re.MULTILINE)
-PREFIXES = ("primum: ", "plain gradients in a step: ")
+PREFIXES = ("primum: ", "fell back to plain gradients: ")
 
 
 def patterns() -> list[re.Pattern[str]]:
@@ -63,7 +63,7 @@ def test_every_reason_of_the_core_is_on_the_page() -> None:
         for node in ast.walk(ast.parse(source.read_text())):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Plain":
                 reasons += [a.value for a in node.args if isinstance(a, ast.Constant)]
-    elsewhere = ("the model is gone", "rank", "now computed from other parameters")
+    elsewhere = ("the model no longer exists", "rank", "now computed from other parameters")
     reasons = [each for each in reasons if not any(words in each for words in elsewhere)]
     assert len(reasons) >= 3
     for each in reasons:
@@ -148,4 +148,4 @@ def test_a_head_beside_the_output() -> None:
 
 
 def test_a_head_that_makes_a_part_of_the_output() -> None:
-    warned(Beside(part=True), "the output of 'last' is only a part of the model's output")
+    warned(Beside(part=True), "the output of 'last' is only part of the model's output")

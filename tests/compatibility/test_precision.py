@@ -60,7 +60,7 @@ def test_overflow_under_a_scaler_that_was_not_passed() -> None:
     reducer = primum.attach(model, optimizer)
     before = copy.deepcopy(model.state_dict())
     inputs, labels = batch(0, 24)
-    with pytest.warns(RuntimeWarning, match="its values were not finite.*pass it as scaler="):
+    with pytest.warns(RuntimeWarning, match="step's values were not finite.*pass it as scaler="):
         scaler.scale(F.cross_entropy(model(inputs) * torch.inf, labels)).backward()
     scaler.step(optimizer)
     scaler.update()

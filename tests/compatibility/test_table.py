@@ -30,8 +30,8 @@ soft targets; BCE; focal; MSE; ranking within a sample; couple samples; SIGKILL;
 attach/remove; Lightning; Hugging Face; Accelerate; timm-style; TensorBoard; GANs, actor-critic;
 autograd.grad(loss, parameters); weights_only=True; weights_only=False; torch.jit.script; ONNX;
 dynamic quantization; head replaced; never called; attaching again; primum.detach; two heads;
-CLIP; made by a convolution; BertForMaskedLM; reducer.head; repr(reducer); SFTTrainer; PEFT, trained
-copy; Fabric; Lookahead; NativeScaler; second-order; one-dimensional; warnings; the price
+CLIP; output of a convolution; BertForMaskedLM; reducer.head; repr(reducer); SFTTrainer; PEFT,
+trained copy; Fabric; Lookahead; NativeScaler; second-order; one-dimensional; warnings; the overhead
 """
 
 

@@ -105,7 +105,7 @@ def test_the_headline_names_both_places_of_an_adapted_model() -> None:
     attachment = Attachment({})
     attachment.begin(model, SGD(model.parameters(), lr=0.1))
     assert attachment.headline == (
-        "primum: sample weights are applied at the output of 2, for interference measured in 0"
+        "primum: sample weights are applied at the output of 2; interference is measured in 0"
     )
 
 

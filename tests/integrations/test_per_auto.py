@@ -85,7 +85,7 @@ class TestTrainer:
         assert len(callback.last.extra_weights) == ROWS * LENGTH
         lines = [each.getMessage() for each in caplog.records if each.name == "primum"]
         assert len(lines) == 1
-        assert "weighing tokens ([4, 6] positions of head 'lm_head'" in lines[0]
+        assert "reweighting tokens ([4, 6] positions at head 'lm_head'" in lines[0]
         assert "radius 0.1" in lines[0]
 
     def test_classification_of_sequences(
@@ -102,7 +102,7 @@ class TestTrainer:
         assert len(callback.last.extra_weights) == ROWS
         lines = [each.getMessage() for each in caplog.records if each.name == "primum"]
         assert len(lines) == 1
-        assert "weighing samples, radius 0.4" in lines[0]
+        assert "reweighting samples, radius 0.4" in lines[0]
 
     def test_resumed(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         torch.manual_seed(0)

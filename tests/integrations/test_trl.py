@@ -243,7 +243,7 @@ class TestFusedLoss:
     @pytest.mark.filterwarnings("ignore:`compute_loss_func` is deprecated:FutureWarning")
     def test_other_losses_are_refused(self, tmp_path: Path) -> None:
         run = trainer(tmp_path, settings={"loss_type": "dft"})
-        with pytest.raises(ValueError, match=r'cannot take the place of loss_type="dft"'):
+        with pytest.raises(ValueError, match=r'cannot replace loss_type="dft"'):
             PrimumCallback().add_to(run, fused_loss=True)
         run = trainer(tmp_path, compute_loss_func=lambda *args, **kwargs: None)
         with pytest.raises(ValueError, match="compute_loss_func="):

@@ -3,7 +3,8 @@
     attachment.py    a Reducer that is made late, and whose state may come before it
     lightning.py     a Callback for PyTorch Lightning
     transformers.py  a TrainerCallback for the Hugging Face Trainer
-    fused.py         which losses bypass the head, and what keeps it
+    fused_loss.py    the loss of a causal language model without all logits, in a Trainer
+    keep_head.py     which trainers' losses bypass the head, and what to set
     logging.py       metrics of the steps to TensorBoard, W&B, MLflow or any `log(dict)`
 
 Each needs its framework alone. Accelerate and Fabric need nothing of this: `primum.attach` looks

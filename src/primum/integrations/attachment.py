@@ -85,10 +85,10 @@ class Attachment:
     def headline(self) -> str:
         """Which layer is weighed, for the first line of a log."""
         if self.reducer is None:
-            return "primum: sample weights are applied at the output of no layer"
+            return "primum: not attached, no sample weights are applied"
         name, output = self.reducer.head_name, self.reducer.output_name
         where = f"primum: sample weights are applied at the output of {output}"
-        return where if name == output else f"{where}, for interference measured in {name}"
+        return where if name == output else f"{where}; interference is measured in {name}"
 
     def figures(self) -> dict[str, float]:
         """`last.as_dict()` under names for a logger; without a new report, that none applied."""

@@ -29,7 +29,7 @@ class FusedLoss:
     def __init__(self, trainer: Trainer, reducer: Callable[[], Reducer | None]) -> None:
         refused = _refused(trainer)
         if refused:
-            raise ValueError(f"fused_loss=True cannot take the place of {refused}")
+            raise ValueError(f"fused_loss=True cannot replace {refused}")
         self._trainer = weakref.ref(trainer)
         self._own = type(trainer).compute_loss
         self._reducer = reducer
@@ -81,7 +81,7 @@ def _refused(trainer: Trainer) -> str:
         return "a loss with a router's auxiliary loss (output_router_logits)"
     names = [type(each).__name__ for each in model.modules()]
     if not any("CausalLM" in name or "LMHead" in name for name in names):
-        return f"the loss of {type(model).__name__}, which is no causal language model"
+        return f"the loss of {type(model).__name__}, which is not a causal language model"
     return ""
 
 
@@ -96,8 +96,9 @@ def _hidden_states(
             owner = module  # the innermost: wrappers forward the method
     if owner is None or "logits_to_keep" not in inspect.signature(type(owner).forward).parameters:
         raise ValueError(
-            f"fused_loss=True needs a model of Transformers whose forward takes logits_to_keep and "
-            f"whose output embedding is {reducer.head_name!r}; leave it out and keep the head"
+            "fused_loss=True needs a Transformers model whose forward takes logits_to_keep and "
+            f"whose output embedding is {reducer.head_name!r}; use a loss that calls the head "
+            "instead"
         )
     seen: list[Tensor] = []
     handle = owner.base_model.register_forward_hook(
@@ -120,5 +121,5 @@ def _check_logits(reducer: Reducer, hidden: Tensor, logits: Tensor) -> None:
     if not torch.allclose(expected, logits[:, -1:].float(), 0.05, 0.05):
         raise ValueError(
             "fused_loss=True computes the loss from the head's plain output, but this model "
-            "changes it (soft-capping, a logit scale); leave it out and keep the head"
+            "changes it (soft-capping, a logit scale); use a loss that calls the head instead"
         )

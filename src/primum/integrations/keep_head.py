@@ -10,7 +10,7 @@ from torch import nn
 from primum.bypass import fusing_package, package_of
 
 FUSED_LOSS = (
-    "To have weights without all logits in memory, PrimumCallback().add_to(trainer, "
+    "To apply weights without holding all logits in memory, use PrimumCallback().add_to(trainer, "
     "fused_loss=True)"
 )
 
@@ -25,7 +25,7 @@ def way_out(package: str, args: Any, trainer: Any = None) -> str:
     """
     if package == "liger_kernel":
         return (
-            "The option is use_liger_kernel=True. To keep the head, set "
+            "The cause is use_liger_kernel=True. To have the head called, set "
             f'liger_kernel_config={{"fused_linear_cross_entropy": False}}. {FUSED_LOSS}'
         )
     own_loss = trainer is not None and (
@@ -36,15 +36,15 @@ def way_out(package: str, args: Any, trainer: Any = None) -> str:
         return ""
     if getattr(args, "loss_type", None) == "chunked_nll":
         return (
-            'The option is loss_type="chunked_nll". To keep the head, set loss_type="nll". '
+            'The cause is loss_type="chunked_nll". To have the head called, set loss_type="nll". '
             f"{FUSED_LOSS}"
         )
     if type(args).__name__ == "SFTConfig":
         return (
-            f"SFTTrainer always does so. {FUSED_LOSS}; to keep the head, override compute_loss by "
-            "that of transformers.Trainer or pass compute_loss_func="
+            f"SFTTrainer always does this. {FUSED_LOSS}; to have the head called, override "
+            "compute_loss with that of transformers.Trainer or pass compute_loss_func="
         )
-    return "No setting of this trainer keeps the head"
+    return "This trainer has no setting that makes it call the head"
 
 
 def when_fused(model: nn.Module, then: Callable[[], None]) -> None:

@@ -56,7 +56,7 @@ class PrimumCallback(TrainerCallback, ExportableState):
         return self._attachment.last
 
     def add_to(self, trainer: Trainer, *, fused_loss: bool = False) -> PrimumCallback:
-        """Become the Trainer's first callback, so that its loggers get the metrics as well.
+        """Add this as the Trainer's first callback, so that its loggers get the metrics as well.
 
         Args:
             trainer: A Trainer of Transformers or TRL.
@@ -75,8 +75,8 @@ class PrimumCallback(TrainerCallback, ExportableState):
     ) -> None:
         if self.lost:
             raise ValueError(
-                f"the checkpoint could not keep {self.lost} of PrimumCallback; resume with "
-                "restore_callback_states_from_checkpoint=False, which this callback does not need"
+                f"the checkpoint could not store {self.lost} of PrimumCallback; resume with "
+                "restore_callback_states_from_checkpoint=False, as this callback restores itself"
             )
         states: Any = state.stateful_callbacks  # a dict, whatever its annotation says
         saved = states.setdefault(type(self).__name__, self.state())
@@ -98,8 +98,8 @@ class PrimumCallback(TrainerCallback, ExportableState):
         if not found:
             return
         message = (
-            "the loss is computed from the head's weight without calling the head (fused, in "
-            f"chunks), so no sample weights are applied. {found}"
+            "the loss is computed from the head's weight without calling the head (fused or "
+            f"chunked), so no sample weights are applied. {found}"
         )
         if trainer is not None or package == "liger_kernel":
             self._say(message)
