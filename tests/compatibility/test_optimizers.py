@@ -118,6 +118,10 @@ def test_state_loaded_after_attaching(kind: Any, options: Any) -> None:
     assert max(most) > 0.01
 
 
+needs_muon = pytest.mark.skipif(not hasattr(optim, "Muon"), reason="torch 2.8 has no Muon")
+
+
+@needs_muon
 @pytest.mark.parametrize("order", [1, -1])
 def test_muon_below_and_adamw_for_the_head(order: int) -> None:
     """Matrices of hidden layers to Muon; biases and the head to AdamW."""
@@ -135,6 +139,7 @@ def test_muon_below_and_adamw_for_the_head(order: int) -> None:
     assert max(most) > 0.01
 
 
+@needs_muon
 @pytest.mark.parametrize(("radius", "least"), [(0.2, 0.3), (None, 0.1)])
 def test_muon_for_the_head_itself(radius: float | None, least: float) -> None:
     """No formula, so a dry run: the step is exact, the gain one number for all entries.
