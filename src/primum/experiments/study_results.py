@@ -117,8 +117,8 @@ class Results:
         keys = {run.arm_settings["key"] for name in TUNED for run in self.runs.get(name, ())}
         rows = []
         for group in self.settings:
-            pairs = [group.pair(arm, "base", group.judged_by) for arm in MAIN]
-            if any(pair is not None and len(pair[0]) > 1 for pair in pairs):
+            compared = [group.pair(arm, "base", group.judged_by) for arm in MAIN]
+            if any(pair is not None and len(pair[0]) > 1 for pair in compared):
                 tuned = any(run.arm_settings["key"] in keys for run in group.runs)
                 rows.append(Row(in_words(group.settings), group, tuned, {}))
         for arm in MAIN:
