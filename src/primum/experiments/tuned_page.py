@@ -25,7 +25,10 @@ def speed_table(groups: Sequence[Group]) -> str:
 
 
 def rate_table(groups: Sequence[Group]) -> str:
-    """Plain training by learning rate, one row per setting; the best is bold."""
+    """Plain training by learning rate, one row per setting; the best is bold.
+
+    A run that diverged has no accuracy.
+    """
     found: dict[str, dict[float, float]] = {}
     for group in groups:
         rate, base = group.settings["lr"], group.interval("base", "accuracy")
@@ -33,10 +36,10 @@ def rate_table(groups: Sequence[Group]) -> str:
         found.setdefault(name, {})[rate] = math.nan if base is None else base.mean
     rows = []
     for name, by_rate in found.items():
-        best = max(by_rate.values())
-        tried = [
-            f"**{rate:g}: {value:.2f}**" if value == best else f"{rate:g}: {value:.2f}"
-            for rate, value in sorted(by_rate.items())
-        ]
+        best = max(value for value in by_rate.values() if not math.isnan(value))
+        tried = []
+        for rate, value in sorted(by_rate.items()):
+            shown = f"{rate:g}: " + ("diverged" if math.isnan(value) else f"{value:.2f}")
+            tried.append(f"**{shown}**" if value == best else shown)
         rows.append([name, ", ".join(tried)])
     return markdown_table(["", "learning rate: accuracy of base, %"], rows)
