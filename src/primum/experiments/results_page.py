@@ -148,12 +148,15 @@ def radius(results: Results) -> str:
 
 
 def rates(results: Results, study: str) -> str:
-    """Accuracy or loss by learning rate, and best against best; a best at the edge is marked."""
+    """Accuracy or loss by learning rate, best against best, and the time of a step over base's.
+
+    A best at the edge is marked.
+    """
     groups = sorted(results.groups(study), key=lambda group: group.settings["lr"])
     metric, digits, _ = shown_by(groups)
     choose = max if metric == "accuracy" else min
-    known = dict.fromkeys((*MAIN, *(arm for group in groups for arm in group.arms)))
-    arms = ["base", *(a for a in known if a != "base" and any(a in g.arms for g in groups))]
+    named_arms = dict.fromkeys((*MAIN, *(arm for group in groups for arm in group.arms)))
+    arms = ["base", *(a for a in named_arms if a != "base" and any(a in g.arms for g in groups))]
     means = {arm: [group.interval(arm, metric) for group in groups] for arm in arms}
     rows = [
         [f"{group.settings['lr']:g}", *(show(means[arm][place], digits) for arm in arms)]
@@ -174,6 +177,9 @@ def rates(results: Results, study: str) -> str:
     tests = family({arm: (ends[arm], ends["base"]) for arm in arms[1:]})
     changes = [show(test.interval, digits, sign="+") for test in tests.values()]
     rows.append(["best - best of base", "–", *changes])
+    ratios = {arm: [g.interval(arm, "time_ratio") for g in groups] for arm in arms}
+    known = {arm: [each.mean for each in found if each] for arm, found in ratios.items()}
+    rows.append(["time x", *(f"{fmean(each):.2f}" if each else "–" for each in known.values())])
     names = [named(arm, language=groups[0].language) for arm in arms]
     return markdown_table(["learning rate", *names], rows)
 
