@@ -17,6 +17,7 @@ from primum.experiments.job import Place, train_run
 from primum.experiments.pages import ALL, PAGES, make_pages
 from primum.experiments.runs import read_runs
 from primum.experiments.settings import Matched
+from primum.experiments.speedrun import TUNING_SEED
 from primum.experiments.store import Store
 from primum.experiments.studies import STUDIES, main, smoke
 from primum.experiments.study_results import Results
@@ -127,7 +128,9 @@ def test_runs_are_finished_and_say_how_they_were_made() -> None:
         assert run.complete, key
         assert run.command.startswith(("primum compare ", "python -m primum.experiments.studies"))
         assert {"torch", "python"} <= run.environment.keys(), key
-        assert run.final.get("fallbacks", 0) == 0, key
+        diverged = run.final["test_loss"] is None  # a learning rate tried for base, too high
+        assert diverged or run.final.get("fallbacks", 0) == 0, key
+        assert not diverged or (run.arm == "base" and run.seed == TUNING_SEED), key
 
 
 def test_no_stored_file_names_a_folder_of_a_machine() -> None:
