@@ -67,8 +67,9 @@ def test_rates_take_the_lowest_loss() -> None:
     ]
     made = Made(rates_char=runs)
     lines = MAKERS["language-rates-char"](made).splitlines()  # type: ignore[arg-type]
-    assert lines[-2].startswith("| best | 2.101 ± 0.006 at 0.2 | 1.800 ± 0.006 at 0.4 (edge)")
-    assert lines[-1].startswith("| best - best of base | – | -0.300 ± ")
+    assert lines[-3].startswith("| best | 2.101 ± 0.006 at 0.2 | 1.800 ± 0.006 at 0.4 (edge)")
+    assert lines[-2].startswith("| best - best of base | – | -0.300 ± ")
+    assert lines[-1].startswith("| time x | ")
     assert "language-rates-char" in language_plots(made)  # type: ignore[arg-type]
 
 
