@@ -178,6 +178,12 @@ _ALL = (
         5,
     ),
     Study(
+        "batch-norm",
+        "The small CNN with batch norm instead of group norm: what is left of the gain?",
+        f"{SMALL} --norm batch --optimizer sgd adamw --arms base primum@radius=0.4 damped",
+        10,
+    ),
+    Study(
         "rates-adamw",
         "Best against best, AdamW",
         f"{SMALL} --optimizer adamw {RATES} 8 16 --arms base paper primum",

@@ -164,7 +164,7 @@ class Results:
 def in_words(settings: dict[str, Any], *, rate: bool = True) -> str:
     """Settings in a few words; the learning rate only if it is not the paper's."""
     words = [
-        settings["model"],
+        settings["model"] + (", batch norm" if settings["norm"] == "batch" else ""),
         DATA[settings["data"]],
         OPTIMIZERS[settings["optimizer"]],
         f"B {settings['batch_size']}",
