@@ -15,7 +15,7 @@ from primum import diagnostics
 
 FOLDER = Path(diagnostics.__file__).parent
 ORDER = [
-    ["probe", "record"],
+    ["probe", "record", "shift"],
     ["gradients", "meter"],
     ["layers", "head"],
     ["interference"],

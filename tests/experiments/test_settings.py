@@ -44,6 +44,7 @@ OTHERS: dict[str, Any] = {
     "tokens": "word",
     "evaluate_steps": 2,
     "warmup_steps": 2,
+    "shift_every": 2,
 }
 
 

@@ -29,8 +29,8 @@ def test_the_rate_that_is_used_is_the_best_of_the_committed_runs() -> None:
     found = Store(Path(__file__).parents[2] / "results")
     complete = 0
     for setting in SETTINGS:
-        own = (setting.run.model, setting.run.data, setting.run.optimizer)
-        runs = [run for run in rate_runs() if (run.model, run.data, run.optimizer) == own]
+        own = (setting.run.model, setting.run.norm, setting.run.data, setting.run.optimizer)
+        runs = [r for r in rate_runs() if (r.model, r.norm, r.data, r.optimizer) == own]
         for length in sorted({run.epochs for run in runs}, reverse=True):
             tried = [run for run in runs if run.epochs == length]
             records = [found.find(run) for run in tried]

@@ -14,6 +14,7 @@ Data flows down, imports never point up:
     head.py          what `attach` would see
     weights.py       weightings of a batch, and REOR (paper, Figure 1 bottom)
     real.py          losses before and after a real step, on copies
+    shift.py         the part of a step that moves the logits of all samples alike
     compare.py       all of it side by side
     record.py        what is kept of one step
     meter.py         figures over a training run, totals per sample
@@ -27,6 +28,7 @@ from primum.diagnostics.interference import FirstOrder, Interference, first_orde
 from primum.diagnostics.meter import InterferenceMeter
 from primum.diagnostics.probe import Probe
 from primum.diagnostics.real import RealStep, real_steps
+from primum.diagnostics.shift import common_shift
 from primum.diagnostics.weights import reor, weightings
 
 __all__ = [
@@ -42,6 +44,7 @@ __all__ = [
     "FirstOrder",
     "real_steps",
     "RealStep",
+    "common_shift",
     "compare",
     "Comparison",
     "InterferenceMeter",

@@ -31,6 +31,7 @@ LANGUAGE: dict[str, Any] = {
 LATER: dict[str, Any] = {
     "evaluate_every": 1,
     "observe_every": 10,
+    "shift_every": None,
     "order": "epoch",
     "look": None,
     "bias_lr": 1.0,

@@ -14,6 +14,7 @@ from primum.experiments.callbacks import Curves, Interference, MiddleBatch, Peak
 from primum.experiments.looks import Looks
 from primum.experiments.runs import RunRecord, run_from
 from primum.experiments.settings import Matched, RunSettings
+from primum.experiments.shift_meter import CommonShift
 from primum.experiments.store import Store
 from primum.experiments.tasks import load
 from primum.experiments.torchrun import current
@@ -94,7 +95,8 @@ def default_callbacks(settings: RunSettings) -> list[Callback]:
         return [Looks()]
     memory = [PeakMemory()] if settings.arm.name == "explicit" else []
     views = [Views()] if settings.views > 1 else []
-    return [Curves(), Interference(), MiddleBatch(), *memory, *views]
+    shift = [CommonShift()] if settings.shift_every is not None else []
+    return [Curves(), Interference(), MiddleBatch(), *memory, *views, *shift]
 
 
 def _train(trainer: Trainer, place: Place, on_step: OnStep) -> None:

@@ -12,6 +12,7 @@ from primum.experiments.default_radius import rule_table
 from primum.experiments.defaults import OPTIMIZERS
 from primum.experiments.formatting import show, show_mean, with_p
 from primum.experiments.parts_page import parts_table
+from primum.experiments.shift_page import shift_table
 from primum.experiments.spread import spread_table
 from primum.experiments.statistics import Difference, family, interval
 from primum.experiments.studies import STUDIES
@@ -268,6 +269,8 @@ MAKERS: dict[str, Callable[[Results], str]] = {
     "resnet-controls": lambda r: arms_table(r, "resnet-controls"),
     "resnet-stabilised": lambda r: arms_table(r, "resnet-stabilised"),
     "cnn-stabilised": lambda r: arms_table(r, "cnn-stabilised"),
+    "batch-norm": lambda r: arms_table(r, "batch-norm"),
+    "common-shift": shift_table,
     "tuned-speed": lambda r: speed_table(r.groups("tuned")),
     "tuned-rates": lambda r: rate_table(r.groups("tuned-rates")),
     "speedrun-tuning": lambda r: tuning_table(r.groups("speedrun-tuning")),
@@ -285,5 +288,6 @@ PLOTS = {
     "rates-adamw": "Test accuracy by learning rate, AdamW",
     "long-sgd": "Test accuracy over 40 epochs, SGD",
     "speedrun": "Points above base by the length of the schedule",
+    "common-shift": "Points above base by the share of a step that moves all logits alike",
     "parts": "Test accuracy with weights on the head's gradient, the backbone's, or both",
 }

@@ -13,6 +13,7 @@ from primum.experiments.budgets import Budgets
 from primum.experiments.defaults import OPTIMIZERS
 from primum.experiments.parts_page import parts_plot
 from primum.experiments.plots import curves
+from primum.experiments.shift_page import shift_plot
 from primum.experiments.study_results import MAIN as SHOWN
 from primum.experiments.study_results import NAMES, Results, named
 from primum.experiments.tables import Group
@@ -27,6 +28,8 @@ def results_plots(results: Results) -> dict[str, Figure]:
     drawn = {"results-overview": forest(results)}
     if results.runs.get("speedrun"):
         drawn["results-speedrun"] = Budgets(results.runs["speedrun"]).plot(NAMES)
+    if results.runs.get("common-shift"):
+        drawn["results-common-shift"] = shift_plot(results)
     if results.runs.get("parts"):
         (group,) = results.groups("parts")
         drawn["results-parts"] = parts_plot(group, NAMES)

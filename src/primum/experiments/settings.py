@@ -148,14 +148,15 @@ class RunSettings:
     device: str = _option("cpu", str, "cpu, cuda, ...")
     # Not on the command line of `primum compare`:
     observe_every: int = 10
+    shift_every: int | None = None
     order: Literal["epoch", "stream"] = "epoch"
     look: LookSettings | None = None
     arm: Arm = field(default_factory=lambda: Arm("base"))
     seed: int = 0
 
     def __post_init__(self) -> None:
-        at_least = {"batch_size": 1, "epochs": 1, "steps": 1, "evaluate_every": 1, "seed": 0}
-        at_least |= {"observe_every": 1, "evaluate_steps": 1, "warmup_steps": 0, "length": 1}
+        ones = "batch_size epochs steps evaluate_every evaluate_steps observe_every shift_every"
+        at_least = dict.fromkeys([*ones.split(), "length"], 1) | {"seed": 0, "warmup_steps": 0}
         for what, least in at_least.items():
             value = getattr(self, what)
             if value is not None and value < least:

@@ -1,0 +1,99 @@
+"""Table and plot of the study `common-shift`: what a step does to all samples, and the gain."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from primum.diagnostics.figures.style import canvas, looks, styled
+from primum.experiments.formatting import show
+from primum.experiments.runs import RunRecord
+from primum.experiments.statistics import Interval
+from primum.experiments.study_results import Results, in_words
+from primum.experiments.text_tables import markdown_table
+
+ARM = "primum@radius=0.4"
+KINDS = {
+    ("cnn-small", "group"): "small CNN, group norm",
+    ("cnn-small", "batch"): "small CNN, batch norm",
+    ("resnet20", "group"): "ResNet-20, group norm",
+    ("resnet20", "batch"): "ResNet-20, batch norm",
+    ("vit-micro", None): "transformer",
+    ("cnn-whitened", None): "speedrun, batch norm",
+}
+
+
+class Shift(NamedTuple):
+    """A measured setting, and what radius 0.4 gains in it."""
+
+    run: RunRecord
+    gain: Interval
+
+    @property
+    def share(self) -> float:
+        """Of the change of the logits that all samples have in common."""
+        found = self.run.final["common_shift"]
+        return float("nan") if found is None else found
+
+
+def shifts(results: Results) -> list[Shift]:
+    """Settings with measurements and with two seeds or more of radius 0.4, largest share first."""
+    tests = {
+        in_words(row.group.settings): row.tests[ARM].interval
+        for row in results.overview
+        if ARM in row.tests
+    }
+    found = [
+        Shift(run, tests[name])
+        for run in results.runs["common-shift"]
+        if (name := in_words(run.settings)) in tests and tests[name].count > 1
+    ]
+    return sorted(found, key=lambda each: -each.share)
+
+
+def shift_table(results: Results) -> str:
+    """One row per setting."""
+    rows = []
+    for each in shifts(results):
+        harm, common, change = (
+            f"{1000 * (each.run.final[name] or 0.0):.0f}"
+            for name in ("real_harm", "common_harm", "real_change")
+        )
+        gain = f"{show(each.gain, 1, sign='+')} ({each.gain.count})"
+        name = in_words(each.run.settings)
+        rows.append([name, f"{100 * each.share:.0f}", harm, common, change, gain])
+    head = ["setting", "common shift, %", "harm", "harm of the common shift", "loss, batch",
+            "primum, radius 0.4 - base"]  # fmt: skip
+    return markdown_table(head, rows)
+
+
+@styled
+def shift_plot(results: Results) -> Figure:
+    """Gain by the share of the common shift, one point per setting."""
+    figure, axes = canvas(6.4, 3.8)
+    found = shifts(results)
+    for kind, look in looks(list(KINDS.values())).items():
+        own = [each for each in found if _kind(each.run) == kind]
+        if own:
+            axes.errorbar(
+                [100 * each.share for each in own],
+                [each.gain.mean for each in own],
+                yerr=np.nan_to_num([each.gain.half_width for each in own]),
+                color=look.colour,
+                marker=look.marker,
+                linestyle="none",
+                capsize=2,
+                label=kind,
+            )
+    axes.axhline(0, color="#010203", linewidth=0.8)
+    axes.set_xlim(0, 100)
+    axes.set_xlabel("share of a step that moves all logits alike, %")
+    axes.set_ylabel("points of test accuracy above base")
+    axes.legend(loc="upper left")
+    return figure
+
+
+def _kind(run: RunRecord) -> str:
+    return KINDS[run.settings["model"], run.settings["norm"]]

@@ -1,0 +1,77 @@
+"""Which settings are measured, and the table and plot, from runs made by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from experiments.conftest import record
+from primum.experiments.runs import RunRecord, write_table
+from primum.experiments.settings import RunSettings
+from primum.experiments.shift_page import shift_plot, shift_table
+from primum.experiments.shift_runs import MEASUREMENTS, shift_runs
+from primum.experiments.studies import STUDIES
+from primum.experiments.study_results import Results, in_words
+
+
+def made(run: RunSettings, accuracy: float, **final: float) -> RunRecord:
+    plain = record(run.arm.label, run.seed, accuracy)
+    return replace(
+        plain,
+        settings=run.shared(),
+        arm_settings=run.arm.settings() | {"key": run.key},
+        final=plain.final | final,
+    )
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Results:
+    """Two seeds of base and radius 0.4 in two settings that were measured, and in one."""
+    measured = []
+    for run in shift_runs():
+        if run.model == "cnn-small" and run.train_size == 5000 and run.data == "cifar10":
+            share = 0.1 if run.norm == "batch" else 0.8
+            shift = {"common_shift": share, "real_harm": 0.05, "common_harm": 0.04,
+                     "real_change": -0.02}  # fmt: skip
+            measured.append(made(run, 0.5, **shift))
+    write_table(tmp_path / "common-shift.jsonl.gz", measured)
+    for name in ("controls-sgd", "batch-norm"):
+        runs = [r for r in STUDIES[name].runs() if r.optimizer == "sgd" and r.seed < 2]
+        gain = {"base": 0.0, "primum": 0.01 if name == "batch-norm" else 0.05}
+        kept = [r for r in runs if r.arm.name == "base" or r.arm.label == "primum"]
+        table = [made(r, 0.4 + gain[r.arm.name] + 0.001 * r.seed) for r in kept]
+        write_table(tmp_path / f"{name}.jsonl.gz", table)
+    return Results(tmp_path)
+
+
+def test_each_setting_once_with_about_as_many_measurements() -> None:
+    runs = shift_runs()
+    assert len({in_words(run.shared()) for run in runs}) == len(runs)
+    assert {run.arm.name for run in runs} == {"base"}
+    for run in runs:
+        steps = run.epochs * ((run.train_size or 50_000) // run.batch_size)
+        assert run.shift_every is not None
+        assert MEASUREMENTS - 4 <= steps // run.shift_every <= MEASUREMENTS + 6
+
+
+def test_table_has_the_largest_share_first_and_settings_with_a_gain_alone(
+    results: Results,
+) -> None:
+    rows = [line.strip("| ").split(" | ") for line in shift_table(results).splitlines()[2:]]
+    assert [row[:5] for row in rows] == [
+        ["cnn-small, CIFAR-10, SGD, B 128, 5k images, 12 epochs", "80", "50", "40", "-20"],
+        ["cnn-small, batch norm, CIFAR-10, SGD, B 128, 5k images, 12 epochs", "10", "50", "40",
+         "-20"],
+    ]  # fmt: skip
+    assert rows[0][5].startswith("+5.0 ±")
+    assert rows[1][5].startswith("+1.0 ±")
+
+
+def test_plot_has_a_point_for_each(results: Results) -> None:
+    (axes,) = shift_plot(results).axes
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert labels == ["small CNN, group norm", "small CNN, batch norm"]
+    points = [container.lines[0].get_xdata().tolist() for container in axes.containers]
+    assert points == [[80.0], [10.0]]
