@@ -17,6 +17,7 @@ from primum.experiments.speedrun import (
     best_precision,
     recipe,
     speedrun_runs,
+    study_runs,
     tuned,
     tuning_runs,
 )
@@ -109,3 +110,12 @@ def test_its_options_are_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     assert "options of speedrun alone" in capsys.readouterr().err
     assert main(["reproduce", "--list"]) == 0
     assert f"speedrun         small: {len(speedrun_runs('small'))} runs" in capsys.readouterr().out
+
+
+def test_the_study_has_five_seeds_of_the_radii_and_three_of_the_other_arms() -> None:
+    runs = study_runs()
+    assert len({run.key for run in runs}) == len(runs) == 3 * 4 * 5 + 6 * 3
+    every = {run.key for run in speedrun_runs("full")}
+    assert {run.key for run in runs} <= every
+    for run in runs:
+        assert run.seed < 3 or run.arm in {Arm.parse(arm) for arm in MAIN}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from primum.experiments.shift_runs import shift_runs
-from primum.experiments.speedrun import speedrun_runs, tuning_runs
+from primum.experiments.speedrun import speedrun_runs, study_runs, tuning_runs
 from primum.experiments.study import Study
 from primum.experiments.tuned import rate_runs, tuned_runs
 from primum.experiments.tutorial_runs import tiny, tutorial_runs
@@ -44,7 +44,7 @@ IMAGES = (
     Study(
         "speedrun",
         "A strong recipe: what is gained at which budget?",
-        own_runs=partial(speedrun_runs, "full", budgets=(2, 4, 8)),
+        own_runs=study_runs,
         smoke_runs=partial(speedrun_runs, "smoke"),
     ),
     Study(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from statistics import fmean
 from typing import Any
 
@@ -26,15 +27,10 @@ RADII = {"base": "0", "primum@radius=0.1": "0.1", "primum": "0.2", "primum@radiu
 NOT_RUN = "Not run yet."
 
 
-def overview(results: Results) -> str:
-    """Every setting: base, and what each recipe adds; tuned settings come first."""
-    rows, before = [], None
-    for row in results.overview:
-        if row.tuned != before:
-            kind = "tuned for base" if row.tuned else "short, at the paper's rates unless given"
-            title = f"**{kind}**"
-            rows.append([title, *[""] * (1 + len(MAIN))])
-            before = row.tuned
+def overview(results: Results, *, tuned: bool) -> str:
+    """Settings that were tuned for base, or the others: base, and what each recipe adds."""
+    rows = []
+    for row in (row for row in results.overview if row.tuned == tuned):
         cells = [row.name, show(row.group.interval("base", row.group.judged_by), 1)]
         for arm in MAIN:
             text = "–"
@@ -245,7 +241,8 @@ def commands(results: Results, page: str = "results") -> str:
 
 
 MAKERS: dict[str, Callable[[Results], str]] = {
-    "overview": overview,
+    "overview": partial(overview, tuned=True),
+    "overview-short": partial(overview, tuned=False),
     "counts": counts,
     "default": default,
     "radius": radius,
@@ -281,7 +278,8 @@ MAKERS: dict[str, Callable[[Results], str]] = {
     "machine": machine,
 }
 PLOTS = {
-    "overview": "Differences from base for all settings, as points with intervals",
+    "overview": "Differences from base in settings tuned for base, as points with intervals",
+    "overview-short": "Differences from base in short training, as points with intervals",
     "controls-sgd": "Test accuracy over seconds of training, SGD",
     "controls-adamw": "Test accuracy over seconds of training, AdamW",
     "rates-sgd": "Test accuracy by learning rate, SGD",

@@ -6,7 +6,6 @@ import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Patch
 
 from primum.diagnostics.figures.style import canvas, looks, styled
 from primum.experiments.budgets import Budgets
@@ -15,17 +14,19 @@ from primum.experiments.parts_page import parts_plot
 from primum.experiments.plots import curves
 from primum.experiments.shift_page import shift_plot
 from primum.experiments.study_results import MAIN as SHOWN
-from primum.experiments.study_results import NAMES, Results, named
+from primum.experiments.study_results import NAMES, Results, Row, in_short, named
 from primum.experiments.tables import Group
 
 MAIN = ["base", "paper", "primum", "primum@radius=0.4"]
 FOREST = ["base", "paper", "primum", "primum@radius=0.4", "primum@radius=0.1"]
-SHADE = "#e9eef5"
 
 
 def results_plots(results: Results) -> dict[str, Figure]:
     """By file name."""
-    drawn = {"results-overview": forest(results)}
+    rows = {
+        tuned: [row for row in results.overview if row.tuned == tuned] for tuned in (True, False)
+    }
+    drawn = {"results-overview": forest(rows[True]), "results-overview-short": forest(rows[False])}
     if results.runs.get("speedrun"):
         drawn["results-speedrun"] = Budgets(results.runs["speedrun"]).plot(NAMES)
     if results.runs.get("common-shift"):
@@ -51,14 +52,11 @@ def results_plots(results: Results) -> dict[str, Figure]:
 
 
 @styled
-def forest(results: Results) -> Figure:
-    """Differences from base with their intervals, one line per setting, tuned ones shaded."""
-    rows = results.overview
-    figure, axes = canvas(8.2, 0.9 + 0.46 * len(rows))
+def forest(rows: list[Row]) -> Figure:
+    """Differences from base with their intervals, one line per setting."""
+    figure, axes = canvas(7.2, 0.9 + 0.46 * len(rows))
     look = looks(FOREST)
     for place, row in enumerate(rows):
-        if row.tuned:
-            axes.axhspan(-place - 0.5, -place + 0.5, color=SHADE, zorder=0, linewidth=0)
         for number, arm in enumerate(SHOWN):
             if arm in row.tests:
                 found = row.tests[arm].interval
@@ -72,24 +70,22 @@ def forest(results: Results) -> Figure:
                     linewidth=1.2,
                 )
     axes.axvline(0, color="#010203", linewidth=0.8)
-    ends = [row.group.interval("base", row.group.judged_by) for row in rows]
-    names = [
-        row.name if end is None else f"{row.name}: {end.mean:.0f}%"
-        for row, end in zip(rows, ends, strict=True)
-    ]
+    names = []
+    for row in rows:
+        end = row.group.interval("base", row.group.judged_by)
+        names.append(in_short(row.group.settings) + ("" if end is None else f": {end.mean:.0f}%"))
     axes.set_yticks([-place for place in range(len(rows))], names)
     axes.set_ylim(-len(rows) + 0.4, 0.6)
-    axes.tick_params(axis="y", length=0, labelsize=8)
+    axes.tick_params(axis="y", length=0, labelsize=9)
     for place in range(len(rows) - 1):
         axes.axhline(-place - 0.5, color="#999999", linewidth=0.3)
     axes.set_xlabel("points of test accuracy above base")
-    shown = [arm for arm in SHOWN if any(arm in row.tests for row in rows)]
     handles: list[Artist] = [
         Line2D([], [], color=look[arm].colour, marker=look[arm].marker, label=named(arm))
-        for arm in shown
+        for arm in SHOWN
+        if any(arm in row.tests for row in rows)
     ]
-    handles.append(Patch(color=SHADE, label="tuned for base"))
-    figure.legend(handles=handles, loc="outside upper right", ncols=5)
+    figure.legend(handles=handles, loc="outside upper right", ncols=4)
     return figure
 
 

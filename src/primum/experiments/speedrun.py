@@ -137,6 +137,17 @@ def speedrun_runs(
     return list({run.key: run for run in runs}.values())
 
 
+def study_runs() -> list[RunSettings]:
+    """The part of scale full that the results page shows.
+
+    Base and three radii at 2, 4 and 8 epochs, five seeds; the other arms at 4 epochs, three seeds.
+    """
+    arms = {Arm.parse(arm) for arm in MAIN}
+    runs = [run for run in speedrun_runs("full", budgets=tuple(TUNED)) if run.arm in arms]
+    runs += speedrun_runs("full", range(3), budgets=(4,))
+    return list({run.key: run for run in runs}.values())
+
+
 def _at(run: RunSettings, scale: Scale, train_size: int | None) -> RunSettings:
     """A run at a scale."""
     if scale != "smoke":

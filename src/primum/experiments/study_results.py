@@ -24,6 +24,12 @@ from primum.experiments.store import Store
 from primum.experiments.studies import STUDIES
 from primum.experiments.tables import Group, group_runs
 
+MODELS = {  # in plots
+    "cnn-whitened": "speedrun",
+    "cnn-small": "small CNN",
+    "vit-micro": "transformer",
+    "resnet20": "ResNet-20",
+}
 DATA = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
 WHOLE = 50_000  # training images of CIFAR-10 and CIFAR-100
 MAIN = ("primum@radius=0.1", "primum", "primum@radius=0.4", "paper")
@@ -169,7 +175,7 @@ class Results:
 def in_words(settings: dict[str, Any], *, rate: bool = True) -> str:
     """Settings in a few words; the learning rate only if it is not the paper's."""
     words = [
-        settings["model"] + (", batch norm" if settings["norm"] == "batch" else ""),
+        settings["model"] + _norm(settings),
         DATA[settings["data"]],
         OPTIMIZERS[settings["optimizer"]],
         f"B {settings['batch_size']}",
@@ -179,8 +185,24 @@ def in_words(settings: dict[str, Any], *, rate: bool = True) -> str:
     usual = scaled_lr(RATES[settings["optimizer"]], settings["batch_size"])
     if rate and not math.isclose(settings["lr"], usual):
         words.append(f"lr {settings['lr']:g}")
-    if settings["clip"]:
-        words.append("warm-up, clipping")
-    if settings["label_noise"]:
-        words.append(f"{settings['label_noise']:.0%} wrong labels")
-    return ", ".join(words)
+    return ", ".join(words + _extras(settings))
+
+
+def in_short(settings: dict[str, Any]) -> str:
+    """The same for a plot: without what most settings have in common, and the learning rate."""
+    words = [MODELS[settings["model"]] + _norm(settings), OPTIMIZERS[settings["optimizer"]]]
+    if settings["data"] != "cifar10":
+        words.append(DATA[settings["data"]])
+    if settings["model"] != "cnn-whitened" and settings["batch_size"] != 128:
+        words.append(f"B {settings['batch_size']}")
+    return ", ".join([*words, f"{settings['epochs']} epochs", *_extras(settings)])
+
+
+def _norm(settings: dict[str, Any]) -> str:
+    return ", batch norm" if settings["norm"] == "batch" else ""
+
+
+def _extras(settings: dict[str, Any]) -> list[str]:
+    words = ["warm-up, clipping"] if settings["clip"] else []
+    noise = settings["label_noise"]
+    return [*words, f"{noise:.0%} wrong labels"] if noise else words
