@@ -23,7 +23,7 @@ SHADE = "#e9eef5"
 
 
 def results_plots(results: Results) -> dict[str, Figure]:
-    """By file name."""
+    """Plots by file name."""
     drawn = {"results-overview": forest(results)}
     if results.runs.get("speedrun"):
         drawn["results-speedrun"] = Budgets(results.runs["speedrun"]).plot(NAMES)
@@ -49,7 +49,7 @@ def results_plots(results: Results) -> dict[str, Figure]:
 
 @styled
 def forest(results: Results) -> Figure:
-    """Differences from base with their intervals, one line per setting, tuned ones shaded."""
+    """Plot differences from base with intervals, one line per setting, tuned ones shaded."""
     rows = results.overview
     figure, axes = canvas(8.2, 0.9 + 0.46 * len(rows))
     look = looks(FOREST)
@@ -92,7 +92,7 @@ def forest(results: Results) -> Figure:
 
 @styled
 def rates(groups: list[Group], title: str) -> Figure:
-    """Accuracy, or loss, by learning rate."""
+    """Plot accuracy or loss by learning rate."""
     figure, axes = canvas()
     groups = sorted(groups, key=lambda group: group.settings["lr"])
     metric = groups[0].judged_by
