@@ -152,7 +152,7 @@ def test_errors_name_the_value(change: dict[str, Any], message: str) -> None:
         ({"vocabulary": 1}, "vocabulary must be >= 2, got 1"),
         ({"length": 0}, "length must be >= 1, got 0"),
         ({"arm": Arm("primum")}, "arm primum is for images"),
-        ({"look": LookSettings()}, "are for images"),
+        ({"look": LookSettings()}, "are only for images"),
     ],
 )
 def test_errors_of_language(change: dict[str, Any], message: str) -> None:
