@@ -155,7 +155,7 @@ class Arm:
     groups: int = _setting(8, int, "mgda: number of groups per batch (8)")
     blocks: int = _setting(1, int, "explicit: number of last blocks (1)")
     per: Per = _setting(  # noqa: RUF009
-        None, str, "language: one weight per token, or per sequence: sample (token)", get_args(Per)
+        None, str, "language: reweight tokens, or whole sequences (token)", get_args(Per)
     )
     task: Task = "images"
 

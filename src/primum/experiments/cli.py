@@ -170,8 +170,10 @@ def _compare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--text", metavar="FILE", help="UTF-8 text file for --task language; "
                         "default: Python's own documentation. The last tenth is held "
                         "out")  # fmt: skip
-    parser.add_argument("--seeds", type=at_least(1), default=3, metavar="N", help="per arm (3)")
-    parser.add_argument("--first-seed", type=at_least(0), default=0, metavar="N", help="(0)")
+    parser.add_argument(
+        "--seeds", type=at_least(1), default=3, metavar="N", help="seeds per arm (3)"
+    )
+    parser.add_argument("--first-seed", type=at_least(0), default=0, metavar="N", help="first seed")
     parser.add_argument(
         "--tensorboard", action="store_true", help="also write curves for TensorBoard"
     )
@@ -231,7 +233,11 @@ def _inspect(parser: argparse.ArgumentParser) -> None:
                      "measurement")  # fmt: skip
     how.add_argument("--reduce", action="store_true", help="train with primum.attach")
     how.add_argument(
-        "--radius", type=float, default=RADIUS["sample"], metavar="X", help="%(default)s"
+        "--radius",
+        type=float,
+        default=RADIUS["sample"],
+        metavar="X",
+        help="radius of the trust region (%(default)s)",
     )
     how.add_argument("--seed", type=at_least(0), default=0, metavar="N")
     how.add_argument("--threads", type=at_least(1), metavar="N", help="torch threads")
