@@ -1,4 +1,4 @@
-"""Problems captured in training: the data, two small models, and a recipe that records."""
+"""Capture problems in training: data, two small models, and a recipe that records its inputs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from primum.recipe import Recipe
 from primum.rules import Scalar
 from primum.update import Update, predict_head
 
-BASE_BATCH = 128  # the paper's; its learning rates grow with the square root of the batch
+BASE_BATCH = 128  # the paper's; learning rates scale with the square root of the batch size
 LABELS = {"cifar10": "label", "cifar100": "fine_label"}
 
 
@@ -71,7 +71,7 @@ def digits() -> Data:
 
 
 def cifar(folder: Path, name: str, most: int) -> Data:
-    """The first training images of CIFAR."""
+    """The first `most` training images of CIFAR."""
     images, labels = read_parquet(folder, name, "train", most)
     return Data(name, _standard(images), labels, 100 if name == "cifar100" else 10)
 
@@ -145,7 +145,7 @@ MODELS: dict[str, Callable[[int, int, int], nn.Module]] = {
 
 
 def optimizer_of(kind: str, model: nn.Module, batch: int = BASE_BATCH) -> Optimizer:
-    """The paper's learning rates: 0.1 and 0.001 at 128, with the square root of the batch."""
+    """SGD or AdamW at the paper's rates: 0.1 and 0.001 at B = 128, by square-root scaling."""
     grown = math.sqrt(batch / BASE_BATCH)
     if kind == "sgd":
         return SGD(model.parameters(), lr=0.1 * grown, momentum=0.9, weight_decay=1e-4)
@@ -159,7 +159,7 @@ class Moment:
     Shapes: gram.features [B, d], update.step [d_out, d], drift [B].
     """
 
-    number: int  # of the step, from 1
+    number: int  # step number, from 1
     gram: MatrixFree
     update: Update
     drift: Tensor
@@ -170,7 +170,7 @@ class Recorder:
     """Wraps a recipe and records its inputs at some calls, counted from 1."""
 
     name = "recorder"
-    products = 0  # so that it is given the factors, which are recorded
+    products = 0  # needs the factors, which are recorded
 
     def __init__(self, at: Sequence[int], recipe: Recipe) -> None:
         self.moments: list[Moment] = []

@@ -1,4 +1,4 @@
-"""What the scripts of the clients study share: a run with its timer, data, text."""
+"""Shared by the scripts of the clients study: a timed run, image data, text."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ NOISE = 0.5  # without noise the digits are too easy
 class Run:
     """One run of a script, with or without primum.
 
-    A script calls `attach` where a user would write `primum.attach`; without `settings` that adds
-    nothing. The time of a step is the process time from one step of the optimizer to the next.
+    A script calls `attach` where a user would write `primum.attach`; without `settings` that does
+    nothing. The time of a step is the process time between two optimizer steps.
 
     Attributes:
-        seed: Of everything random in the run.
+        seed: Seed of everything random in the run.
         settings: Keyword arguments of `primum.attach`; None for plain training.
         quick: Whether to take only a few steps.
         paused: Whether backward passes for another network are inside `reducer.paused()`.
@@ -42,7 +42,7 @@ class Run:
         units: Divisor of a step's time, such as the number of moves in an episode.
         steps: Seconds of each step.
         harmed: Fraction of samples that the plain step would harm, in every tenth step.
-        reducer: What `attach` returned, if anything is attached.
+        reducer: The result of `attach`, if attached.
         callback: The framework's callback, if it is used instead.
         last: Report of the last step.
     """
@@ -103,7 +103,7 @@ class Script:
     """One script of the study.
 
     Attributes:
-        name: In the table.
+        name: Name in the table.
         pattern: The public script whose pattern it follows.
         play: Runs it and returns the metric.
         arms: Settings of `primum.attach`, by the code that a user would write.

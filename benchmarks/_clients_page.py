@@ -1,7 +1,6 @@
 """Tables of docs/clients.md, from the results of the clients study.
 
-Tables stand between `<!-- table NAME -->` and `<!-- end -->`; the text around them is written by
-hand.
+Tables are placed between `<!-- table NAME -->` and `<!-- end -->`; the other text is handwritten.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the benchmarks share: timing in turns, ratios, command lines, and reports."""
+"""Shared by the benchmarks: interleaved timing, ratios, command lines, and reports."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def take_turns(
     least: int = 1,
     clock: Callable[[], float] = perf_counter,
 ) -> list[list[float]]:
-    """Seconds per call of each arm; the arms take turns, in alternating order, round by round.
+    """Seconds per call of each arm; arms are interleaved, in alternating order, round by round.
 
-    Noise of the machine thus affects all arms alike. Stops before the first round that would
+    So noise of the machine affects all arms equally. Stops before the first round that would
     probably exceed `seconds`, after at least `least` and at most `most` rounds.
     """
     times: list[list[float]] = [[] for _ in arms]
@@ -127,12 +127,12 @@ def describe(record: dict[str, Any]) -> str:
 class Report:
     """Results of a benchmark with a record of how they were obtained, as JSON and Markdown.
 
-    The clock starts when the report is made.
+    The clock starts when the report is created.
 
     Args:
         script: File name of the benchmark.
         argv: Its command line; None for that of the process.
-        out: The JSON file; the Markdown file goes beside it.
+        out: The JSON file; the Markdown file is written next to it.
         more: Further entries of the record.
 
     Attributes:
@@ -147,7 +147,7 @@ class Report:
 
     @property
     def seconds(self) -> float:
-        """Seconds since the report was made."""
+        """Seconds since the report was created."""
         return perf_counter() - self._begin
 
     def finish(self) -> dict[str, Any]:
@@ -156,7 +156,7 @@ class Report:
         return self.record
 
     def save(self, content: Mapping[str, Any], *parts: Part) -> None:
-        """Write the results so far, with the record: in the JSON file, and below the parts."""
+        """Write the results so far with the record, to the JSON file and below the parts."""
         record = self.finish()
         line = f"`{record['command']}`: {describe(record)}."
         self.write({"environment": record, **content}, *parts, line)
@@ -209,7 +209,7 @@ def make_parser(
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     out = (RESULTS / script).with_suffix(".json")
-    about = f"JSON; Markdown goes beside it (default: benchmarks/results/{out.name})"
+    about = f"JSON file; Markdown is written next to it (default: benchmarks/results/{out.name})"
     parser.add_argument("--out", type=Path, default=out, metavar="FILE", help=about)
     if quick is not None:
         parser.add_argument("--quick", action="store_true", help=quick)

@@ -25,7 +25,7 @@ STYLE: Any = {
     "lines.linewidth": 1.4,
     "lines.markersize": 4,
 }
-# Okabe and Ito's palette, safe for colour-blind readers; markers and dashes serve grey print.
+# Okabe and Ito's palette, safe for colour-blind readers; markers and dashes for print in grey.
 LOOKS: dict[str, dict[str, Any]] = {
     "optimum": {"color": "black", "marker": "_", "markersize": 9, "linestyle": "none"},
     "paper": {"color": "#D55E00", "marker": "s", "linestyle": "--"},

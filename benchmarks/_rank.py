@@ -1,8 +1,8 @@
-"""One rank of `ranks.py`: training steps, plain and with weights in each way, taking turns.
+"""One rank of `ranks.py`: interleaved training steps, plain and with weights in each way.
 
     python _rank.py FOLDER RANK RANKS
 
-FOLDER holds `settings.json`. Rendezvous and results are files there, too, so no ports are needed.
+FOLDER holds `settings.json`. Rendezvous and results are files there too, so no ports are needed.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Arm:
             self.reducer = primum.attach(self.model, self.optimizer, scope=scope)
 
     def step(self) -> None:
-        """One training step, until the slowest rank has finished it."""
+        """One training step; returns when the slowest rank has finished it."""
         primum.weighing.way_for = lambda *_, **__: self.way  # not the cheapest, but this one
         inputs, labels = self.inputs[self.steps % BATCHES], self.labels[self.steps % BATCHES]
         self.steps += 1

@@ -1,4 +1,4 @@
-"""What several ranks cost: formulas for bytes, collectives, FLOPs and memory of a step.
+"""Cost of several ranks: formulas for bytes, collectives, FLOPs and memory of a step.
 
 `local`, `gather`, `rows` and `sum` are the ways of `primum.distributed`; sharded heads also use
 `rows`. All values are for one rank and one step; a batch is the global one.
@@ -19,7 +19,7 @@ from primum.ways import Sizes, choose_way
 WAYS = ("local", "gather", "rows", "sum")
 POINTS = Primum.max_iters + 2  # dual points that the solver compares, zero among them
 PRODUCTS = Primum.max_iters + 1  # products with the Gram operator
-MEETING = 5 * 8  # five whole numbers
+MEETING = 5 * 8  # five integers
 FLOAT = 4
 
 
@@ -108,7 +108,7 @@ def is_dense(way: str, case: Case) -> bool:
 
 
 def dense_is_cheaper(way: str, case: Case, *, factorises: bool) -> bool:
-    """By the library's cost model."""
+    """Whether the library's cost model prefers the dense form."""
     sizes = problem_batch(way, case), case.positions, case.inputs + 1, case.outputs
     dense, free = gram.operations(*sizes, products=PRODUCTS, factorises=factorises)
     return dense <= free
@@ -134,7 +134,7 @@ def in_blocks(way: str, case: Case) -> bool:
 def operations(way: str, case: Case) -> float:
     """FLOPs; memory-bound ones count eight times, as in `primum.gram`.
 
-    Gradient, drift and diagonal cost three products of the head's size; the solver comes on top.
+    Gradient, drift and diagonal cost three products of the head's size, plus the solver.
     """
     batch, rows = problem_batch(way, case), problem_batch(way, case) * case.positions
     outputs = case.own_outputs if way == "rows" else case.outputs

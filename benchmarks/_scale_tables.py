@@ -51,7 +51,7 @@ CHOICES: dict[str, Callable[[Case], str]] = {
 
 
 def tables(content: dict[str, Any]) -> dict[str, str]:
-    """Markdown by name; `content` is what `ranks.py` has written."""
+    """Markdown tables by name; `content` is the JSON that `ranks.py` writes."""
     rows: list[Row] = content["results"]
     return {
         "bytes": _bytes(rows),

@@ -33,8 +33,8 @@ def moment(trainer: Trainer, unseen: Batch) -> dict[str, Row]:
     """Measure each weighting's step on the next batch, from the trainer's current state.
 
     One row per weighting: harm to first order in the head and in the whole network, `split` of the
-    batch and of test images, and `less_harm`: whether it really does less harm than the plain step.
-    The trainer is left as it is.
+    batch and of test images, and `less_harm`: whether it does less measured harm than the plain
+    step. Does not change the trainer.
     """
     model, batch = trainer.model, trainer.coming
     model.train()
@@ -135,10 +135,10 @@ def split(
 ) -> Row:
     """Change of each sample's loss, by cause.
 
-    `total` is the sum of the change by the head's step alone, of that by the backbone's alone, and
-    of their `interaction`. `common_shift` is the norm of the mean change of the logits over the
-    samples, `own_shift` the root mean square of what is left; `common` and `own` are the changes of
-    the losses by either alone.
+    `total` is the sum of the changes by the head's step alone, by the backbone's alone, and by
+    their `interaction`. `common_shift` is the norm of the mean change of the logits over the
+    samples, `own_shift` the root mean square of the rest; `common` and `own` are the loss changes
+    by either of them alone.
 
     Shapes: features, moved [N, d]; old and new: weight [C, d] and bias [C]; labels [N].
     """

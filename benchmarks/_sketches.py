@@ -1,7 +1,7 @@
-"""Ways to approximate a per-token problem, scored by the exact problem's harm.
+"""Approximations of a per-token problem, scored by the exact problem's harm.
 
-`product` is the library's way; the others were tried. Each turns a captured problem into a Gram
-operator.
+`product` is the library's; the others are alternatives that were tried. Each maps a captured
+problem to a Gram operator.
 """
 
 from __future__ import annotations

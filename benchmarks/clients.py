@@ -1,7 +1,7 @@
-"""primum.attach in typical training scripts: what happens to loss and time?
+"""Effect of primum.attach on loss and time in typical training scripts.
 
-Small scripts of our own that follow the patterns of public training scripts. Each runs without and
-with `primum.attach`, from the same seeds, so that runs can be compared in pairs. Nothing is
+The scripts are our own, small, and follow the patterns of public training scripts. Each runs with
+and without `primum.attach`, with the same seeds, so that runs can be compared in pairs. Nothing is
 downloaded: images are scikit-learn's digits, text is Python's own help, and games and synthetic
 data are generated.
 
@@ -127,12 +127,12 @@ def measure(scripts: Sequence[Script], options: argparse.Namespace) -> list[dict
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     made = argparse.ArgumentParser(prog="clients.py", description="primum in many scripts")
     made.add_argument("--quick", action="store_true", help="a few steps of each, one seed")
-    made.add_argument("--seeds", type=positive, help="of every script (default: its own number)")
+    made.add_argument("--seeds", type=positive, help="seeds per script (default: by script)")
     made.add_argument("--only", help="scripts with this text in their names")
     made.add_argument("--data-dir", type=Path, help="CIFAR-10: train-*.parquet, test-*.parquet")
     made.add_argument("--out", type=Path, help=f"JSON (default: benchmarks/results/{OUT.name})")
-    made.add_argument("--page", type=Path, default=PAGE, help="where the tables go")
-    made.add_argument("--note", help="a remark on this run, shown on the page, too")
+    made.add_argument("--page", type=Path, default=PAGE, help="page to update")
+    made.add_argument("--note", help="a remark on this run, also shown on the page")
     made.add_argument("--render", action="store_true", help="only update the page")
     options = made.parse_args(argv)
     if options.quick and options.seeds is None:

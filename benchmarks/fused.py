@@ -150,7 +150,7 @@ def main(argv: list[str] | None = None) -> int:
     add("--arms", nargs="+", choices=ARMS, default=ARMS)
     add("--count", type=positive, default=1024, help="tokens on which FLOPs are counted")
     add("--repeats", type=int, default=3, help="0 to skip timing")
-    add("--seconds", type=float, default=120.0, help="of timing for each size")
+    add("--seconds", type=float, default=120.0, help="time budget per size")
     args = parser.parse_args(argv)
     results = []
     with use_threads(1):

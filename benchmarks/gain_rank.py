@@ -1,8 +1,8 @@
-"""How well a gain of rank r approximates the gain: is r <= 5 enough, as in the paper (Sec. 4.5)?
+"""Error of the rank-r approximation of the gain: is r <= 5 enough, as in the paper (Sec. 4.5)?
 
 Trains small networks with AdamW and the paper's recipe. At several steps it compares the head's
 Gram matrices under the rank-r gain (`primum.paper.low_rank`) with the exact ones, all in float64,
-so that they differ in the rank alone. Q_1 is the matrix under the gain, Q_2 under its square.
+so that they differ only in the rank. Q_1 is the matrix with the gain, Q_2 with its square.
 
     python benchmarks/gain_rank.py                     # scikit-learn's digits, about a minute
     python benchmarks/gain_rank.py --data-dir DIR      # DIR/cifar10, DIR/cifar100: parquet files

@@ -1,4 +1,4 @@
-"""The paper's Tables 3 and 4: time and memory of the Gram matrix, and what our default route costs.
+"""The paper's Tables 3 and 4: time and memory of the Gram matrix, and of our default route.
 
     explicit    per-sample gradients, then their products (paper, Pseudocode 1 and 2)
     factorised  the paper's: Khatri-Rao for SGD; with a rank-5 gain for AdamW, as it is printed
@@ -48,7 +48,7 @@ RANK = 5
 PRODUCTS = 22  # of a step of ours with 20 iterations
 PAPER_PRODUCTS = 150  # of a step of the paper's recipe with 50 iterations, without its guards
 CAP_GIB = 6.0
-MOMENTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)  # steps at which gains are looked at
+MOMENTS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)  # steps at which gains are captured
 
 HEADER = [
     "optimizer", "head", "B", "explicit ms", "MB", "T4: ms, MB", "factorised ms", "MB",
@@ -372,8 +372,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add = made.add_argument
     add("--optimizer", choices=("sgd", "adamw", "both"), default="both")
     add("--sizes", nargs="+", type=parse_size, metavar="INxOUTxB", help="default: the paper's")
-    add("--cap", type=float, default=CAP_GIB, metavar="GIB", help="of memory for one matrix")
-    add("--seconds", type=float, help="for each size, roughly (default: 4)")
+    add("--cap", type=float, default=CAP_GIB, metavar="GIB", help="memory limit for one matrix")
+    add("--seconds", type=float, help="time budget per size, roughly (default: 4)")
     add("--repeats", type=positive, default=200, help="maximum calls of an arm")
     add("--gains", choices=("digits", "random"), default="digits")
     add("--gain-batch", type=positive, default=256)

@@ -1,11 +1,11 @@
-"""What primum cannot know in advance: gradient accumulation and clipping, against an oracle.
+"""Gradient accumulation and clipping, which primum cannot know in advance, against an oracle.
 
 Trains a small CNN on scikit-learn's digits. At some steps it takes the same step in several ways,
 on copies, and measures the first-order harm that the head's real step does to the samples of the
-batch. The figure of interest is the harm removed relative to the plain step.
+batch. The metric is the harm removed, relative to the plain step.
 
-- Accumulation: the batch at once, or as k micro-batches, each reweighted on its own. Besides the
-  default radius also radius / sqrt(k), because each micro-batch may change the step by the radius.
+- Accumulation: the batch at once, or as k micro-batches, each reweighted separately. Both with the
+  default radius and with radius / sqrt(k), as each micro-batch may change the step by the radius.
 - Clipping: its effect on the gradient is only known after the backward pass. The step is predicted
   with no factor, with the library's, with the last step's, with moving averages of it and, as an
   oracle, with the factor of the step itself.
@@ -106,7 +106,7 @@ class Taken:
 
 @dataclass(frozen=True)
 class Moment:
-    """State before a step, and its batch. Never modified: every attempt is made on copies."""
+    """State before a step, and its batch. Never modified: every step is taken on copies."""
 
     model: nn.Sequential
     optimizer: Optimizer
@@ -189,7 +189,7 @@ def moments(
 
 
 def left_by(clip: Callable[[Any], object], model: nn.Sequential) -> float:
-    """Clip; return the factor that fits best what this did to the head's gradient."""
+    """Clip; return the best-fitting factor on the head's gradient."""
     before = gradients(model[-1])
     clip(model.parameters())
     after = gradients(model[-1])
@@ -316,7 +316,7 @@ def clipped_cells(row: dict[str, Any]) -> list[str]:
 
 
 def verdicts(clipped: Sequence[dict[str, Any]]) -> list[str]:
-    """What averaging the factor gains, one line for each average."""
+    """Gain of averaging the factor, one line for each average."""
     lines = []
     for guess in GUESSES[3:]:
         gains = [100 * (row["removed"][guess] - row["removed"]["last"]) for row in clipped]

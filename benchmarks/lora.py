@@ -95,7 +95,7 @@ def pretrained(text: Text, steps: int) -> LlamaForCausalLM:
 
 
 def adapted(base: nn.Module, seed: int) -> tuple[nn.Module, list[nn.Parameter]]:
-    """A frozen copy with LoRA of rank 8 on every linear layer but the head."""
+    """A frozen copy with LoRA of rank 8 on every linear layer except the head."""
     torch.manual_seed(seed)
     settings = LoraConfig(task_type="CAUSAL_LM", r=8, lora_alpha=16, target_modules="all-linear")
     model = get_peft_model(copy.deepcopy(base), settings)
@@ -205,7 +205,7 @@ def which_layer(
 
 
 def _weights(model: nn.Module, optimizer: optim.Optimizer, layer: str, ids: Tensor) -> Tensor:
-    """Extra weights of the samples, measured in a layer; changes nothing but `.grad`."""
+    """Extra weights of the samples, measured in a layer; changes only `.grad`."""
     optimizer.zero_grad()
     with primum.observe(model, optimizer, head=layer, per="sample") as reducer:
         model(input_ids=ids, labels=ids).loss.backward()
@@ -349,12 +349,12 @@ def main(argv: list[str] | None = None) -> int:
     add = parser.add_argument
     add("--text", type=Path, required=True, help="text file for pretraining")
     add("--pretraining", type=int, default=1000, metavar="STEPS")
-    add("--steps", type=int, default=200, help="of adaptation (default: 200)")
-    add("--seeds", type=positive, default=5, help="of each arm (default: 5)")
+    add("--steps", type=int, default=200, help="adaptation steps (default: 200)")
+    add("--seeds", type=positive, default=5, help="seeds per arm (default: 5)")
     add("--rates", type=float, nargs="+", default=RATES, help="learning rates to choose from")
     add("--test-rows", type=int, default=384, help="held-out sequences (default: 384)")
-    add("--seconds", type=float, default=6, help="of timing, for each set of adapters")
-    add("--layers-only", action="store_true", help="keep the other results of --out")
+    add("--seconds", type=float, default=6, help="time budget for each set of adapters")
+    add("--layers-only", action="store_true", help="only measure layers; keep other results")
     args = parser.parse_args(argv)
     with use_threads(1):
         versions = {"peft": peft.__version__, "transformers": transformers.__version__}

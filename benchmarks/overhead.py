@@ -1,14 +1,14 @@
-"""What primum costs: time and memory of a training step with and without it, side by side.
+"""Time and memory of a training step with and without primum.
 
-First, what primum, the paper's recipe and UPGrad add to a step on the same small heads.
+First, the time that primum, the paper's recipe and UPGrad add to a step on the same small heads.
 
 Two copies of a model train on the same batch and take turns, one step each, in alternating order.
 Time is measured in two ways:
 
 - side by side: ratio of the median step times, with a 95% bootstrap interval over the pairs. It
-  includes everything, the noise of the machine as well.
-- stopwatch: hooks on the head's output, around primum's own, measure how long primum held up each
-  step; its ratio is `step / (step - held up)`. The noise of the backbone cancels.
+  includes everything, also the noise of the machine.
+- stopwatch: hooks on the head's output, around primum's own, measure the time that primum takes in
+  each step; its ratio is `step / (step - that time)`. The noise of the backbone cancels.
 
 On one thread, the default, time is process time, which other processes hardly affect. With more
 threads it is wall time and needs an idle machine; a backbone gains more from them than primum's
@@ -95,13 +95,13 @@ class Case:
 
     @property
     def share(self) -> float:
-        """Of the time budget, relative to the other cases."""
+        """Share of the time budget, relative to the other cases."""
         return 1.0 if self.backbone == "tiny" else 8.0 + self.batch / 128
 
 
 @dataclass(frozen=True)
 class Result:
-    """What was measured in one case: medians in milliseconds, memory in bytes."""
+    """Measurements of one case: medians in milliseconds, memory in bytes."""
 
     case: Case
     route: str

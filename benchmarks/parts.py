@@ -1,9 +1,9 @@
 """Why weights on the backbone's gradient alone hurt: head and backbone work against each other.
 
 Trains the small CNN with weights on both parts, on the head alone and on the backbone alone. After
-every step it measures how the logits of some test images changed: by the head's step, with the old
-features, and by the backbone's, with the old head. If the mean changes over the images point in
-opposite directions, one part undoes what the other does.
+every step it measures how the logits of some test images changed: by the head's step with the old
+features, and by the backbone's step with the old head. If the mean changes over the images point in
+opposite directions, the two parts undo each other's work.
 
     python benchmarks/parts.py --data-dir DIR      # CIFAR-10; two minutes on one core
     python benchmarks/parts.py --quick             # generated images, seconds
@@ -87,7 +87,7 @@ def image_parser(script: str, description: str | None) -> argparse.ArgumentParse
     parser = make_parser(script, description, quick="a few steps on generated images")
     add = parser.add_argument
     add("--data-dir", metavar="DIR", help="CIFAR-10 as Parquet (default: the hub)")
-    add("--cache-dir", metavar="DIR", help="where decoded images are kept")
+    add("--cache-dir", metavar="DIR", help="folder for decoded images")
     add("--seed", type=int, default=0, metavar="N", help="(%(default)s)")
     return parser
 

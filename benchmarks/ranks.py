@@ -1,13 +1,13 @@
-"""What several ranks cost: bytes and time of a training step, for each of `primum.ways`.
+"""Cost of several ranks: bytes and time of a training step, for each of `primum.ways`.
 
 Models train under DistributedDataParallel on the CPU, with gloo, over 1, 2 and 4 processes of one
 thread each: plain, with `scope="local"`, and with `scope="global"` by gathering, by rows and by
 summing. They take turns, one step each, in alternating order; ratios are of medians, with 95%
 bootstrap intervals over the rounds.
 
-- Bytes: what `Ranks.bytes` counts, against a formula that must give the same number; and what the
-  first rank's process wrote into its sockets beyond plain training, against a ring's traffic. The
-  difference is gloo's framing: at most 576 bytes for every collective and other rank.
+- Bytes: those counted by `Ranks.bytes`, against a formula that must give the same number; and those
+  that the first rank's process wrote to its sockets beyond plain training, against a ring's
+  traffic. The difference is gloo's framing: at most 576 bytes per collective and other rank.
 - Time: wall time until the slowest rank has stepped. With more processes than cores they share the
   cores: on 2 cores, 4 processes take twice as long to compute as on 4.
 - Memory: peak of torch's allocator while primum computes weights, over what it held before.
@@ -200,7 +200,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--processes", nargs="+", type=positive, metavar="N", help="default: 1 2 4")
     add("--seconds", type=float, help="time budget for the rounds of a case (default: 2)")
     add("--repeats", type=positive, help="maximum rounds of a case (default: 30)")
-    add("--tables", type=Path, metavar="PAGE", help="only write the tables of --out into PAGE")
+    add("--tables", type=Path, metavar="PAGE", help="only write the tables of --out to PAGE")
     return parse_quick(made, argv, FULL, QUICK)
 
 

@@ -74,7 +74,7 @@ def averaged(rows: Sequence[Any]) -> Any:
 
 
 def at(row: Row, path: str) -> float:
-    """The figure at a path such as `batch.total.harm`."""
+    """The value at a path such as `batch.total.harm`."""
     return float(reduce(lambda part, name: part[name], path.split("."), row))
 
 

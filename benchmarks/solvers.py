@@ -139,7 +139,7 @@ def paper_problem(moment: Moment) -> PaperProblem:
 
 
 def own_problem(moment: Moment) -> Problem:
-    """Our problem with its Gram matrix as a matrix, whatever the size."""
+    """Our problem with a dense Gram matrix, for any size."""
     head = moment.gram
     reach = RADIUS * moment.update.size("gain")
     return Problem.dense(head.dense().matrix, moment.drift, reach)
@@ -249,7 +249,7 @@ class Products(TorchDispatchMode):
 
 
 def examine(moment: Moment, exact: bool, slow: bool, seconds: float) -> dict[str, Any] | None:
-    """All solvers on one problem. None if no sample is harmed: there is nothing to solve."""
+    """All solvers on one problem; None if no sample is harmed, so there is nothing to solve."""
     judge = Judge(moment)
     if not judge.harm > 0:
         return None
@@ -408,7 +408,7 @@ def run(options: argparse.Namespace, data: Data) -> list[dict[str, Any]]:
 
 
 def draw(groups: Sequence[dict[str, Any]], data: Data, out: Path) -> list[Path]:
-    """A picture for each optimizer (appendix G), and one of both at a middle batch (Figure 2)."""
+    """A plot for each optimizer (appendix G), and one of both at a middle batch (Figure 2)."""
     filled = [group for group in groups if group["problems"]]
     kinds = list(dict.fromkeys(group["optimizer"] for group in filled))
     made = []
@@ -436,8 +436,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--exact-up-to", type=int, metavar="B", default=512, help="largest batch for Clarabel")
     add("--dataset", choices=("digits", *LABELS), default="digits")
     add("--data-dir", type=Path, metavar="DIR", help="folder of CIFAR's train-*.parquet")
-    add("--images", type=positive, default=10_000, help="of CIFAR, at most")
-    add("--seconds", type=float, default=0.5, help="of timing for each problem")
+    add("--images", type=positive, default=10_000, help="maximum number of CIFAR images")
+    add("--seconds", type=float, default=0.5, help="time budget per problem")
     add("--threads", type=positive, default=1, help="torch threads (default: 1)")
     add("--seed", type=int, default=0)
     quick = {"batches": [32, 128], "steps": 40, "problems": 4}

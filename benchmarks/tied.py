@@ -1,10 +1,10 @@
-"""Head and embedding share a weight: which part of its gradient does primum miss, at what cost?
+"""Tied head and embedding: how large is the part of the gradient that primum does not predict?
 
-When the gradient arrives at the head's output, the embedding's has not been computed: the step of
-the shared weight is predicted from the head's share alone. Trains a small GPT on Python's own help,
-by characters and by words, in four ways: plain, with primum as it is ("head alone"), with the
-embedding's share of the last step added to the prediction ("last step's") and, as an oracle, with
-its share of the step itself ("whole"). At some steps it compares the three predictions.
+When the gradient arrives at the head's output, that of the embedding has not been computed yet, so
+the step of the shared weight is predicted from the head's share alone. Trains a small GPT on
+Python's own help, by characters and by words, in four ways: plain, with primum ("head alone"), with
+the embedding's share of the last step added to the prediction ("last step's") and, as an oracle,
+with its share in the step itself ("whole"). At some steps it compares the three predictions.
 
     python benchmarks/tied.py            # twenty minutes on one core
     python benchmarks/tied.py --quick    # seconds

@@ -429,10 +429,10 @@ def page(found: dict[str, Any]) -> list[Part]:
 def main(argv: list[str] | None = None) -> int:
     parser = make_parser("tokens.py", __doc__)
     add = parser.add_argument
-    add("--text", type=Path, help="a plain text file")
+    add("--text", type=Path, help="text file")
     add("--parts", nargs="+", choices=PARTS, default=list(PARTS))
     add("--vocabularies", nargs="+", type=positive, help="only these")
-    add("--steps", type=positive, help="training steps, for a quick look")
+    add("--steps", type=positive, help="training steps, for a quick run")
     add("--tokens", nargs="+", type=positive, default=[256, 1024, 4096, 16_384])
     add("--sequences", nargs="+", type=positive, default=[1, 2, 8, 16], help="for `memory`")
     add("--seconds", type=float, default=60.0, help="for each row of `time`")

@@ -1,4 +1,4 @@
-"""What both speedruns share: a clock without evaluations, time to a target, all runs, a table."""
+"""Shared by both speedruns: a clock without evaluations, time to a target, all runs, a table."""
 
 from __future__ import annotations
 

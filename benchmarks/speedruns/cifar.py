@@ -46,7 +46,7 @@ class OnDevice:
         self.labels = own.labels.to(device)
 
     def epoch(self, epoch: int, batch_size: int, seed: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Translated and mirrored batches; a random half is mirrored, and then the other half."""
+        """Translated and mirrored batches; which half is mirrored alternates between epochs."""
         device, count = self.images.device, len(self.labels)
         first = torch.Generator(device).manual_seed(2 * seed)
         generator = torch.Generator(device).manual_seed(2 * (seed + 1_000_003 * (epoch + 1)) + 1)
@@ -80,7 +80,7 @@ def accuracy(model: nn.Module, split: OnDevice, *, views: int) -> float:
 def train(
     arm: str, seed: int, options: argparse.Namespace, train_set: OnDevice, test_set: OnDevice
 ) -> Run:
-    """One run from its first step to its last."""
+    """Train one run."""
     device = torch.device(options.device)
     torch.manual_seed(seed)
     classes = int(train_set.labels.max()) + 1

@@ -1,7 +1,7 @@
 """Language-model speedrun for one GPU: steps to a validation loss, batch and architecture fixed.
 
 One forward and one backward pass per step, the same tokens in the same order for every arm of a
-seed; the arms differ in the one line alone. This has not been run on a GPU yet.
+seed; the arms differ only in the one added line. This has not been run on a GPU yet.
 
     python benchmarks/speedruns/language.py --train train.bin --validation val.bin --target 3.28
     python benchmarks/speedruns/language.py --width 16 --depth 1 --heads 2 --length 16 \\
@@ -139,7 +139,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--train", type=Path, metavar="FILE", help="tokens or text (default: "
                         "Python's language reference)")  # fmt: skip
     parser.add_argument("--validation", type=Path, metavar="FILE")
-    parser.add_argument("--vocabulary", type=int, metavar="N", help="of .bin files, such as 50304")
+    parser.add_argument(
+        "--vocabulary", type=int, metavar="N", help="vocabulary size of .bin files, such as 50304"
+    )
     options = parser.parse_args(argv)
     if (options.train is None) != (options.validation is None):
         parser.error("give both --train and --validation, or neither")
@@ -149,7 +151,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     if options.vocabulary is None:
         if tokens.dtype != np.uint8:
-            parser.error("a .bin file needs --vocabulary, the number of different tokens")
+            parser.error("a .bin file needs --vocabulary, the size of the vocabulary")
         options.vocabulary = BYTES
     if min(len(tokens), len(held_out)) <= options.length + 1:
         parser.error(f"both texts must be longer than --length ({options.length}) tokens")

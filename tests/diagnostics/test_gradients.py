@@ -179,7 +179,7 @@ def test_a_loss_with_several_numbers_for_one_sample_is_refused(chunk_size):
         probe.model, probe.optimizer, lambda outputs, _: outputs.square(),
         probe.inputs, probe.targets, chunk_size=chunk_size,
     )  # fmt: skip
-    with pytest.raises(ValueError, match=r"one number for one sample.*\[1, 4\]"):
+    with pytest.raises(ValueError, match=r"one number per sample.*\[1, 4\]"):
         per_sample_gradients(wrong)
 
 

@@ -135,13 +135,13 @@ def parts(probe):
 def test_a_head_that_cannot_be_seen():
     probe = scene("mlp")
     held = optim.SGD(probe.model[1].parameters(), lr=0.1)
-    with pytest.raises(ValueError, match="no optimizer of the probe holds it"):
+    with pytest.raises(ValueError, match="not in any optimizer of the probe"):
         see_head(Probe(probe.model, held, *parts(probe)[2:]))
     unused = nn.ModuleDict({"body": nn.Linear(5, 3), "head": nn.Linear(3, 3)})
     unused.forward = lambda x: unused["body"](x)
     optimizer = optim.SGD(unused.parameters(), lr=0.1)
     inputs, labels = torch.randn(4, 5), torch.zeros(4).long()
-    with pytest.raises(ValueError, match="does not call its head"):
+    with pytest.raises(ValueError, match="never calls the head"):
         see_head(Probe(unused, optimizer, cross_entropy, inputs, labels, head="head"))
 
 

@@ -148,9 +148,9 @@ def test_wrong_ids_are_refused_and_nothing_is_noted(ids, message):
 def test_construction_errors():
     with pytest.raises(ValueError, match="num_samples must be >= 1, got 0"):
         InterferenceMeter(num_samples=0)
-    with pytest.raises(ValueError, match="make the meter with num_samples="):
+    with pytest.raises(ValueError, match=r"totals per sample need InterferenceMeter\(num_samples="):
         InterferenceMeter().samples()
-    with pytest.raises(ValueError, match="ids need num_samples="):
+    with pytest.raises(ValueError, match=r"ids need InterferenceMeter\(num_samples="):
         InterferenceMeter().update(made([1.0], [0.0], [0.0]), ids=torch.tensor([0]))
 
 
@@ -352,9 +352,9 @@ def test_resuming_is_never_having_stopped(tmp_path):
 def test_states_that_do_not_fit():
     meter, _ = collected(steps=2)
     state = meter.state_dict()
-    with pytest.raises(ValueError, match="totals of 40 samples, the meter num_samples=7"):
+    with pytest.raises(ValueError, match="totals for 40 samples, but the meter has num_samples=7"):
         InterferenceMeter(num_samples=7).load_state_dict(state)
-    with pytest.raises(ValueError, match="other columns"):
+    with pytest.raises(ValueError, match="this state has columns"):
         InterferenceMeter(num_samples=40).load_state_dict(state | {"columns": ["harm"]})
     with pytest.raises(ValueError, match="'totals'"):
         InterferenceMeter().load_state_dict({k: v for k, v in state.items() if k != "totals"})

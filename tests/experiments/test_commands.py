@@ -177,7 +177,7 @@ def test_unknown_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
         (["--device", "nonsense"], "device 'nonsense' cannot be used here"),
         (["--ema", "1.0"], "ema must be >= 0 and below 1"),
         (["--beta1", "1", "--optimizer", "adamw"], "beta1 must be >= 0 and below 1"),
-        (["--nesterov", "--momentum", "0"], "nesterov needs a momentum above 0"),
+        (["--nesterov", "--momentum", "0"], "nesterov needs momentum > 0"),
         (["--model", "cnn-small", "convnext-t"], "convnext-t: image_size must be >= 32, got 8"),
     ],
     ids=lambda value: "" if isinstance(value, str) else value[0],
@@ -215,7 +215,7 @@ def test_missing_packages(
 
 def test_more_workers_than_cores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = refused(capsys, tmp_path / "out", "--workers", "4096", *TINY_WORDS)
-    assert "4096 workers were asked for, but there are" in said
+    assert "4096 workers were requested, but there are" in said
 
 
 def test_bad_data_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -292,7 +292,7 @@ def test_inspect_keeps_what_is_finished(
     monkeypatch.setattr(Trainer, "step", pressed)
     words = ["inspect", *LOOK_WORDS, "--train-steps", "4", "--every", "1", "-o", str(tmp_path)]
     assert cli.main(words) == 130
-    assert "what was finished is kept" in capsys.readouterr().err
+    assert "finished measurements are kept" in capsys.readouterr().err
     (run,) = read_runs([tmp_path])
     assert not run.complete
     assert len(run.moments) == 2

@@ -203,11 +203,11 @@ def test_checkpoints_with_and_without_an_optimizer(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (made(4)[0].state_dict(), "does not fit the model: size mismatch"),
-        ({"model": {"other.weight": torch.ones(2)}}, "does not fit the model"),
-        ({"model": "words"}, "does not fit the model"),
+        (made(4)[0].state_dict(), "does not match the model: size mismatch"),
+        ({"model": {"other.weight": torch.ones(2)}}, "does not match the model"),
+        ({"model": "words"}, "does not match the model"),
         ([1, 2], "holds a list"),
-        ({"model": made()[0].state_dict(), "optimizer": {"state": {}}}, "optimizer does not fit"),
+        ({"model": made()[0].state_dict(), "optimizer": {"state": {}}}, "optimizer does not match"),
         (b"not a checkpoint", "cannot be read"),
         (None, "does not exist"),
     ],

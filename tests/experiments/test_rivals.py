@@ -77,7 +77,7 @@ def test_mgda_is_the_shortest_convex_combination_of_group_gradients() -> None:
 
 def test_a_batch_that_cannot_be_cut() -> None:
     method, _, _, batch = attached("mgda@groups=4")
-    with pytest.raises(UserError, match="batch of 6 cannot be cut into 4 equal groups"):
+    with pytest.raises(UserError, match="batch of 6 cannot be split into 4 equal groups"):
         method.backward(batch, 0, 3, observed=False)
     with pytest.raises(UserError, match="groups must be >= 2 and finite, got 1"):
         Arm.parse("mgda@groups=1")

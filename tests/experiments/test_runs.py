@@ -57,7 +57,7 @@ def test_without_nan_keeps_the_rest() -> None:
         ({"format": FORMAT, "name": "n", "arm": "a", "seed": 0, "curves": {"x": []}}, "epoch"),
         (
             {"format": FORMAT, "name": "n", "arm": "a", "seed": 0, "steps": {"step": [], "a": [1]}},
-            "equally long",
+            "equal length",
         ),
     ],
 )

@@ -209,7 +209,7 @@ def test_steps_after_the_last_radius_are_plain() -> None:
 
 
 def test_what_does_not_work_is_refused() -> None:
-    with pytest.raises(UserError, match="part=head and second_look=head do not go together"):
+    with pytest.raises(UserError, match="part=head and second_look=head cannot be combined"):
         Arm.parse("primum@part=head,second_look=head")
     with pytest.raises(UserError, match="second_look=head is for images; leave it out"):
         Arm.parse("primum@second_look=head", task="language")

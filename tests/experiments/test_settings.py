@@ -124,7 +124,7 @@ def test_settings_of_all_arms_and_seeds_are_shared_and_plain() -> None:
         ({"beta1": 1.0, "optimizer": "adamw"}, "beta1 must be >= 0 and below 1"),
         ({"beta2": -0.1}, "beta2 must be >= 0 and below 1"),
         ({"momentum": 1.5}, "momentum must be between 0 and 1, got 1.5"),
-        ({"nesterov": True, "momentum": 0.0}, "nesterov needs a momentum above 0"),
+        ({"nesterov": True, "momentum": 0.0}, "nesterov needs momentum > 0"),
         ({"warmup": -1.0}, "warmup must be >= 0"),
         ({"optimizer": "adam"}, "optimizer must be one of sgd, adamw, got 'adam'"),
         ({"augment": "paint"}, "augment must be one of none, crop-flip"),
@@ -149,11 +149,11 @@ def test_errors_name_the_value(change: dict[str, Any], message: str) -> None:
         ({"label_noise": 0.1}, "label_noise is for images; leave it out for language"),
         ({"augment": "none"}, "augment is for images"),
         ({"views": 2}, "views is for images"),
-        ({"data": "cifar10"}, "unknown text 'cifar10'; choose from python-docs, kjv, or give a"),
+        ({"data": "cifar10"}, "unknown text 'cifar10'; choose from python-docs, kjv, or pass a"),
         ({"vocabulary": 1}, "vocabulary must be >= 2, got 1"),
         ({"length": 0}, "length must be >= 1, got 0"),
         ({"arm": Arm("primum")}, "arm primum is for images"),
-        ({"look": LookSettings()}, "are for images"),
+        ({"look": LookSettings()}, "are only for images"),
     ],
 )
 def test_errors_of_language(change: dict[str, Any], message: str) -> None:

@@ -107,7 +107,7 @@ def test_the_command_smoke(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 def test_its_options_are_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["reproduce", "table1", "--train-size", "5"])
-    assert "options of speedrun alone" in capsys.readouterr().err
+    assert "only apply to speedrun" in capsys.readouterr().err
     assert main(["reproduce", "--list"]) == 0
     assert f"speedrun         small: {len(speedrun_runs('small'))} runs" in capsys.readouterr().out
 

@@ -81,7 +81,7 @@ def test_an_error_stops_the_sweep_and_loses_nothing(
 def test_more_workers_than_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sweep, "cores", lambda: 2)
     check_workers(2)
-    with pytest.raises(UserError, match="3 workers were asked for, but there are 2 cores"):
+    with pytest.raises(UserError, match="3 workers were requested, but there are 2 cores"):
         check_workers(3)
     with pytest.raises(UserError, match=r"2 workers of 2 threads .* choose at most 1"):
         check_workers(2, threads=2)

@@ -180,7 +180,7 @@ def test_words_make_a_grid(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--text", "FILE"], "--text is for --task language; add that"),
+        (["--text", "FILE"], "--text needs --task language"),
         (["--task", "language", "--text", "FILE", "--data", "kjv"], "both name a text"),
         (["--task", "language", "--text", "gone.txt"], "gone.txt cannot be read"),
         (["--task", "language", "--model", "resnet20"], "unknown language model 'resnet20'"),

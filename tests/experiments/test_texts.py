@@ -72,7 +72,7 @@ def test_a_text_is_named_by_its_content(file: Path, tmp_path: Path) -> None:
     other.parent.mkdir()
     other.write_text("another text", encoding="utf-8")
     assert name_of(other) != name
-    with pytest.raises(DataError, match="is not the expected one; start again with another --out"):
+    with pytest.raises(DataError, match="does not have the expected content; start again"):
         load_text(TextSettings(name, file=str(other)))
 
 
@@ -82,7 +82,7 @@ def test_the_bible_is_asked_for(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="does not exist; apt-get install bible-kjv"):
         load_text(TextSettings("kjv", str(tmp_path)))
     (tmp_path / "kjv.txt").write_text("In the beginning", encoding="utf-8")
-    with pytest.raises(DataError, match="content of kjv is not the expected one; make it by: apt"):
+    with pytest.raises(DataError, match="kjv does not have the expected content; recreate it: apt"):
         load_text(TextSettings("kjv", str(tmp_path)))
 
 
@@ -96,7 +96,7 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
     path.write_text(" \n", encoding="utf-8")
     with pytest.raises(DataError, match="is empty; pass a longer text"):
         name_of(path)
-    with pytest.raises(DataError, match="pass its file with --text FILE"):
+    with pytest.raises(DataError, match="is unknown; pass it with --text FILE"):
         load_text(TextSettings("gone.txt:0123"))
     with pytest.raises(DataError, match="tokens must be char or word, got 'byte'"):
         TextSettings(tokens="byte")  # type: ignore[arg-type]

@@ -70,12 +70,12 @@ def test_what_cannot_be_shared() -> None:
     Ranks(0, 2).check(tiny("primum"))
     with pytest.raises(UserError, match="batch_size must be a multiple of the 3 ranks, got 8"):
         Ranks(0, 3).check(tiny("primum"))
-    with pytest.raises(UserError, match="loss-weighted works in one process only"):
+    with pytest.raises(UserError, match="loss-weighted works in a single process only"):
         Ranks(0, 2).check(tiny("loss-weighted"))
-    with pytest.raises(UserError, match="second_look=head works in one process only"):
+    with pytest.raises(UserError, match="second_look=head works in a single process only"):
         Ranks(0, 2).check(tiny("primum@second_look=head"))
     Ranks().check(tiny("loss-weighted"))
-    with pytest.raises(UserError, match="primum inspect works in one process"):
+    with pytest.raises(UserError, match="primum inspect works in a single process"):
         Ranks(0, 2).check(tiny(look=LookSettings()))
 
 

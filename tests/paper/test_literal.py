@@ -79,7 +79,7 @@ def test_every_constant_of_the_paper_is_a_setting():
         ({"radius": -0.1}, "radius must be >= 0 and finite, got -0.1"),
         ({"tol": float("nan")}, "tol must be >= 0"),
         ({"safety": float("inf")}, "safety must be >= 0 and finite"),
-        ({"solver_iters": 2.5}, "solver_iters must be a whole number, got 2.5"),
+        ({"solver_iters": 2.5}, "solver_iters must be an integer, got 2.5"),
         ({"gain_rank": 0}, "gain_rank must be > 0"),
         ({"max_extra_weight": 0.0}, "max_extra_weight"),
         ({"condition_max_raise": 0.9}, "condition_max_raise must be >= 1, got 0.9"),

@@ -373,7 +373,7 @@ def test_other_mistakes_are_found_at_construction():
     tail = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 2))
     with pytest.raises(ValueError, match=r"does not hold 1\.weight"):
         MultiLayer(tail, OPTIMIZERS["SGD"](tail[0].parameters()), cross_entropy)
-    with pytest.raises(ValueError, match="no parameters that are trained"):
+    with pytest.raises(ValueError, match="no trained parameters"):
         MultiLayer(nn.ReLU(), OPTIMIZERS["SGD"](tail.parameters()), cross_entropy)
 
 

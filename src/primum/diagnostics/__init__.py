@@ -1,4 +1,4 @@
-"""Seeing interference: what a step does to each sample, in the whole network, and really.
+"""Measure what a step does to each sample: per layer, in the whole network, and as observed.
 
     from primum import diagnostics
     probe = diagnostics.Probe(model, optimizer, loss, inputs, targets)
@@ -10,15 +10,15 @@ Data flows down, imports never point up:
     gradients.py     per-sample losses and gradients, a few samples at a time
     layers.py        the layers in the order in which they run
     interference.py  Gram matrices and drift by layer; the drift under any weights
-    depth.py         how well the last layers stand for all (paper, Figure 1 top)
-    head.py          what `attach` would see
+    depth.py         how well the last layers approximate all layers (paper, Figure 1 top)
+    head.py          what `attach` would capture at the head
     weights.py       weightings of a batch, and REOR (paper, Figure 1 bottom)
     real.py          losses before and after a real step, on copies
     shift.py         the part of a step that moves the logits of all samples alike
-    compare.py       all of it side by side
-    record.py        what is kept of one step
-    meter.py         figures over a training run, totals per sample
-    figures/         pictures of all these (needs matplotlib)
+    compare.py       all weightings of a batch, side by side
+    record.py        the metrics kept for each step
+    meter.py         metrics over a training run, totals per sample
+    figures/         plots of all of these (needs matplotlib)
 """
 
 from primum.diagnostics.compare import Comparison, compare

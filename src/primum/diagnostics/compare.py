@@ -1,4 +1,4 @@
-"""All weightings of one batch side by side: to first order, and really."""
+"""Compare all weightings of one batch, to first order and by real steps."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Comparison:
     """One batch, several weightings; the plain step first, under "plain".
 
     Attributes:
-        interference: Of the whole network.
+        interference: Measured for the whole network.
         extra_weights: name -> [B]; zeros for "plain".
-        first: What each does to first order, under the optimizer's true step.
-        real: What each really does.
+        first: First-order effect of each weighting, under the optimizer's true step.
+        real: Measured effect of each weighting.
     """
 
     interference: Interference
@@ -33,21 +33,21 @@ class Comparison:
     real: dict[str, RealStep]
 
     def reor(self) -> dict[str, Tensor]:
-        """Share of the whole network's first-order harm that each removes. Scalars."""
+        """Share of the whole network's first-order harm removed by each weighting. Scalars."""
         plain = self.first["plain"].drift
         return {key: reor(plain, found.drift) for key, found in self.first.items()}
 
     def real_reor(self) -> dict[str, Tensor]:
-        """Share of the real harm that each removes. Scalars."""
+        """Share of the measured harm removed by each weighting. Scalars."""
         plain = self.real["plain"].change
         return {key: reor(plain, found.change) for key, found in self.real.items()}
 
     def table(self) -> dict[str, list[str] | list[float]]:
-        """One row per weighting; `pandas.DataFrame(comparison.table())`. Waits for the device.
+        """One row per weighting, for `pandas.DataFrame`. Waits for the device.
 
-        Columns: `reor` (true step), `reor_fixed_gain` (as the problem sees it), `reor_real`;
+        Columns: `reor` (true step), `reor_fixed_gain` (as in the convex problem), `reor_real`;
         `harmed` and `harmed_real`, shares of the batch; `sign_right` and `correlation`, how well
-        first order tells the real change; `mean_extra_weight`.
+        first order predicts the measured change; `mean_extra_weight`.
         """
         plain = self.first["plain"].drift
         columns: dict[str, list[Tensor]] = {
@@ -74,7 +74,10 @@ def compare(
     max_extra_weight: float = 2.0,
     recipes: Mapping[str, Recipe] | None = None,
 ) -> Comparison:
-    """Measure, weigh in every way (`weightings`, whose arguments these are), step, look."""
+    """Measure a batch, compute all `weightings`, and take the step with each of them on copies.
+
+    The keyword arguments are those of `weightings`.
+    """
     interference = measure(probe)
     given = weightings(
         probe, interference, radius=radius, max_extra_weight=max_extra_weight, recipes=recipes

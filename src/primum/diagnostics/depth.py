@@ -1,4 +1,4 @@
-"""How well the last layers stand for the whole network (paper, Figure 1 top and App. F)."""
+"""How well the last layers approximate the whole network (paper, Figure 1 top and App. F)."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from primum.diagnostics.interference import Interference
 
 @dataclass(frozen=True, eq=False)
 class Depth:
-    """Entry l is about layers l to the last: the last entry about the last layer alone.
+    """Approximation by the last layers. Entry l covers layers l to the last.
 
     Attributes:
-        layers: Names, from the first layer to run to the last.
-        scale: The alpha that brings `alpha * partial` closest to the whole Gram matrix; 0 where
-            the partial sum is zero. [layers].
-        error: `||whole - scale * partial|| / ||whole||` (Frobenius), between 0 and 1; 0 where the
-            whole is zero. [layers].
+        layers: Layer names in execution order.
+        scale: The alpha that brings `alpha * partial` closest to the whole Gram matrix; 0 if the
+            partial sum is zero. [layers].
+        error: `||whole - scale * partial|| / ||whole||` (Frobenius), between 0 and 1; 0 if the
+            whole matrix is zero. [layers].
     """
 
     layers: tuple[str, ...]
@@ -30,14 +30,14 @@ class Depth:
 def by_depth(interference: Interference) -> Depth:
     """Optimal scale and relative error of the Gram matrix's partial sums from the last layer back.
 
-    For AdamW the matrices contain the gain, as the paper's Q_1 does.
+    For AdamW the matrices include the gain, like the paper's Q_1.
     """
     partial = interference.gram.flip(0).cumsum(0).flip(0).flatten(1)
     size = partial[0].abs().max()
-    partial = partial / torch.where(size > 0, size, 1.0)  # squares of small entries would vanish
+    partial = partial / torch.where(size > 0, size, 1.0)  # squares of small entries would underflow
     whole = partial[0]
     own = _largest(partial)
-    unit = partial / own  # likewise, where the last layers are much smaller than the rest
+    unit = partial / own  # likewise if the last layers are much smaller than the rest
     squared = unit.square().sum(1)
     scale = torch.where(squared > 0, unit @ whole / squared, 0.0)
     left = whole - scale.unsqueeze(1) * unit

@@ -20,10 +20,9 @@ OfOne: TypeAlias = Callable[[Any, Any], Any]  # inputs and targets of one sample
 
 
 def per_sample_gradients(probe: Probe) -> dict[str, Tensor]:
-    """The gradient of each sample's share of the mean loss, `L_i / B`, by parameter name.
+    """Per-sample gradients of `L_i / B`, by parameter name; they sum to the batch gradient.
 
-    Summed over the samples they are the gradient of the batch. All are held at once: for what
-    follows from them (`measure`, `first_order`) memory is bounded, here it is not.
+    All of them are held in memory at once; `measure` and `first_order` bound their memory.
 
     Shapes: name -> [B, *parameter].
     """
@@ -33,16 +32,13 @@ def per_sample_gradients(probe: Probe) -> dict[str, Tensor]:
 
 
 def sample_losses(probe: Probe, params: Params | None = None) -> Tensor:
-    """Each sample's loss, with the model's own or with other values of its parameters. [B]."""
+    """Each sample's loss, optionally with `params` in place of the model's parameters. [B]."""
     of_one = partial(loss_of_one, probe, params or {})
     return torch.cat([losses for _, losses in over_chunks(probe, of_one)]).to(probe.dtype)
 
 
 def gradient_rows(probe: Probe, params: Params) -> dict[str, Tensor]:
-    """G for some of the parameters. name -> [B, size].
-
-    The gradients of the other parameters are not computed, so their memory is not needed.
-    """
+    """Per-sample gradients (G) of these parameters only. name -> [B, size]."""
     batch = probe.batch_size
     rows = {
         name: torch.empty(batch, param.numel(), dtype=probe.dtype, device=param.device)
@@ -60,9 +56,9 @@ def gradient_rows(probe: Probe, params: Params) -> dict[str, Tensor]:
 
 
 def loss_of_one(probe: Probe, params: Params, inputs: Any, targets: Any) -> Tensor:
-    """The loss of one sample, which the model sees as a batch of one; minus it if maximized.
+    """The loss of one sample, run as a batch of one; negated if the optimizer maximizes.
 
-    `params` stand in for those of the model; a forward pass that writes buffers writes copies.
+    `params` replace those of the model. Buffers are copied, so the model's own do not change.
     """
     inputs, targets = map_tensors(lambda x: x.unsqueeze(0), (inputs, targets))
     args, kwargs = arguments(inputs)
@@ -71,23 +67,23 @@ def loss_of_one(probe: Probe, params: Params, inputs: Any, targets: Any) -> Tens
     loss = probe.loss(outputs, targets)
     if loss.numel() != 1:
         raise ValueError(
-            "loss must give one number for one sample, a mean over its positions for example; "
+            "loss must return one number per sample, for example the mean over its positions; "
             f"got shape {list(loss.shape)}"
         )
     return probe.sign * loss.reshape(())
 
 
 def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """A batch as positional and keyword arguments of the model."""
+    """A batch as positional and keyword arguments for the model."""
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     return (tuple(inputs), {}) if isinstance(inputs, tuple | list) else ((inputs,), {})
 
 
 def over_chunks(probe: Probe, of_one: OfOne) -> Iterator[tuple[slice, Any]]:
-    """`of_one` for every sample: where in the batch, and the results side by side. [chunk, ...].
+    """Apply `of_one` to every sample; yields slices of the batch with their stacked results.
 
-    The model's mode may have changed since the probe was made, so that is looked at again.
+    Checks the model again, because its mode may have changed since the probe was created.
     """
     refuse_mixing(probe.model)
     for first in range(0, probe.batch_size, probe.chunk_size):
@@ -98,7 +94,7 @@ def over_chunks(probe: Probe, of_one: OfOne) -> Iterator[tuple[slice, Any]]:
 def _chunk(probe: Probe, of_one: OfOne, place: slice) -> Any:
     samples = map_tensors(lambda x: x[place], (probe.inputs, probe.targets))
     with (
-        torch.no_grad(),  # of the world outside: torch.func differentiates all the same
+        torch.no_grad(),  # only outside of torch.func, which still differentiates
         randomness(probe.device, probe.seed + place.start),
         _plain_attention(),
     ):
@@ -112,14 +108,14 @@ def _chunk(probe: Probe, of_one: OfOne, place: slice) -> Any:
             if "vmap" not in str(error):
                 raise
             raise RuntimeError(
-                "torch.func.vmap cannot batch this model, for the reason above; pass chunk_size=1 "
-                "to run one sample at a time without it"
+                "torch.func.vmap cannot batch this model (see the error above); pass chunk_size=1 "
+                "to run one sample at a time without vmap"
             ) from error
 
 
 @contextmanager
 def _plain_attention() -> Iterator[None]:
-    """The one form that vmap can batch, in training and in evaluation."""
+    """Use math attention, the only kind that vmap can batch, in training and eval mode."""
     fast = torch.backends.mha.get_fastpath_enabled()
     try:
         torch.backends.mha.set_fastpath_enabled(False)
@@ -131,7 +127,7 @@ def _plain_attention() -> Iterator[None]:
 
 @contextmanager
 def randomness(device: torch.device, seed: int) -> Iterator[None]:
-    """Random numbers from `seed` on, on the CPU and the device; then as if nothing had happened."""
+    """Seed the CPU's and the device's generators for a block, and restore them afterwards."""
     module: Any = torch if device.type == "cpu" else torch.get_device_module(device)
     where: Sequence[Any] = () if device.type in ("cpu", "mps") else (device,)
     kept, kept_there = torch.get_rng_state(), module.get_rng_state(*where)

@@ -1,4 +1,4 @@
-"""What `attach` would see at the head, from the same samples and masks as everything else here."""
+"""What `attach` would capture at the head, with the same samples and dropout masks as here."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from primum.recipe import Primum, Recipe
 
 @dataclass(frozen=True, eq=False)
 class SeenHead:
-    """The head's share of a backward pass, as a recipe would be given it."""
+    """What a recipe gets from the head in a backward pass."""
 
     head: nn.Linear
     owners: Mapping[str, Optimizer]
     captured: Captured
 
     def weigh(self, recipe: Recipe) -> Tensor:
-        """The extra weights that a recipe gives. [B]."""
+        """The extra weights computed by a recipe. [B]."""
         return weigh(self.head, self.owners, self.captured, recipe)[1].extra_weights
 
     def measure(self) -> tuple[MatrixFree, Tensor]:
-        """The Gram operator of the head, and the drift. [B, B], [B]."""
+        """Gram operator and drift of the head. [B, B], [B]."""
         gram, drift, _, _ = arguments(self.head, self.owners, self.captured, Primum(radius=0))
         assert isinstance(gram, MatrixFree)
         return gram, drift
 
 
 def see_head(probe: Probe) -> SeenHead:
-    """The head's input and the gradient at its output; gradients in `.grad` do not count.
+    """Capture the head's input and the gradient at its output; `.grad` is ignored.
 
     The reducer's hooks do nothing under `torch.func`. Here a hook adds a zero to the head's output,
     and the gradient with respect to that zero is the gradient at the output.
@@ -51,22 +51,22 @@ def see_head(probe: Probe) -> SeenHead:
     parts: dict[str, Tensor | None] = {"weight": linear.weight, "bias": parameter(linear, "bias")}
     owners = {name: optimizers[part] for name, part in parts.items() if part in optimizers}
     if "weight" not in owners:
-        raise ValueError("the head's weight is frozen, or no optimizer of the probe holds it")
+        raise ValueError("the head's weight is frozen, or not in any optimizer of the probe")
     features, gradients = _factors(probe, linear)
-    # The probe's losses are minus what a maximizing optimizer raises.
+    # The probe negates losses that are maximized.
     captured = Captured(features, probe.sign * gradients, accumulated=0.0)
     return SeenHead(linear, owners, captured)
 
 
 def head_of(probe: Probe) -> nn.Linear:
-    """The head as given, or found as `attach` finds it."""
+    """The head that was passed, or the one that `attach` would find."""
     if probe.head is None:
         return find_head(probe.model)
     return given_head(probe.model, probe.head)
 
 
 def _factors(probe: Probe, linear: nn.Linear) -> tuple[Tensor, Tensor]:
-    """Features and gradients of `L_i / B` at the output. [B, d] and [B, d_out], or [B, T, .]."""
+    """Features, and gradients of `L_i / B` at the output. [B, d] and [B, d_out], or [B, T, .]."""
     shapes = _output_shapes(probe, linear)
 
     def of_one(inputs: Any, targets: Any) -> tuple[Tensor, Tensor]:
@@ -87,7 +87,7 @@ def _factors(probe: Probe, linear: nn.Linear) -> tuple[Tensor, Tensor]:
 
 
 def _output_shapes(probe: Probe, linear: nn.Linear) -> list[torch.Size]:
-    """Of each call of the head for one sample; a head may be called more than once."""
+    """Output shapes of the head's calls for one sample; it may be called more than once."""
     shapes: list[torch.Size] = []
 
     def of_one(inputs: Any, targets: Any) -> Tensor:
@@ -102,20 +102,20 @@ def _output_shapes(probe: Probe, linear: nn.Linear) -> list[torch.Size]:
 
     next(over_chunks(probe, of_one))
     if not shapes:
-        raise ValueError("the model does not call its head, so nothing can be seen there")
+        raise ValueError("the forward pass never calls the head; pass head= a layer that it calls")
     return shapes
 
 
 @contextmanager
 def _tapped(linear: nn.Linear, zeros: list[Tensor]) -> Iterator[list[Tensor]]:
-    """Notes the inputs of the head and adds a zero to each of its outputs."""
+    """Record the head's inputs and add a zero to each of its outputs."""
     seen: list[Tensor] = []
 
     def tap(module: nn.Module, args: Any, kwargs: dict[str, Any], output: Tensor) -> Tensor:
         seen.append(args[0] if args else kwargs["input"])
         return output + zeros[len(seen) - 1]
 
-    # First, as the reducer's: it sees what the linear layer itself put out.
+    # Runs first, like the reducer's hook, so it gets the layer's own output.
     handle = linear.register_forward_hook(tap, with_kwargs=True, prepend=True)
     try:
         yield seen

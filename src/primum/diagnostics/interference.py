@@ -1,4 +1,4 @@
-"""Interference of the whole network: Gram matrices and drift, layer by layer."""
+"""Interference in the whole network: Gram matrices and drift, layer by layer."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from primum.update import predict
 
 @dataclass(frozen=True, eq=False)
 class Interference:
-    """What a step is about to do to each sample, to first order and by layer.
+    """First-order effect of the next step on each sample, by layer.
 
-    As in the core, G has the gradients of `L_i / B`, and everything is per unit of the largest
-    learning rate: sample i's own loss changes by about `B * lr * drift[i]`.
+    As in the core, G holds the gradients of `L_i / B`, and everything is per unit of the largest
+    learning rate: the loss of sample i changes by about `B * lr * drift[i]`.
 
     Attributes:
-        layers: Names, from the first layer to run to the last.
+        layers: Layer names in execution order.
         gram: `G_l diag(gain_l) G_l'`: how much weight on one sample lowers the loss of another.
             [layers, B, B].
-        drift: `G_l @ step_l`: the plain step's effect; positive means harmed. [layers, B].
+        drift: `G_l @ step_l`: effect of the plain step; positive means harmed. [layers, B].
         step_squared: `sum(step_l^2 / gain_l)`, in the optimizer's own metric. [layers].
-        losses: Before the step. [B].
+        losses: Losses before the step. [B].
         lr: The largest learning rate.
     """
 
@@ -45,7 +45,7 @@ class Interference:
     ) -> Problem:
         """The convex problem of layers `first` to the last: 0 for the whole network, -1 the head.
 
-        The same as `attach` solves for the head, with sums over the layers.
+        The problem that `attach` solves for the head, summed over these layers.
         """
         reach = radius * self.step_squared[first:].sum().sqrt()
         return Problem.dense(
@@ -53,15 +53,15 @@ class Interference:
         )
 
     def drift_after(self, extra_weights: Tensor) -> Tensor:
-        """Drift of the whole network with extra weights, the gain held fixed. [..., B].
+        """Drift of the whole network with extra weights, for a fixed gain. [..., B].
 
-        Exact for SGD. AdamW's gain changes a little with the gradient: see `first_order`.
+        Exact for SGD. AdamW's gain depends slightly on the gradient: see `first_order`.
         """
         return self.drift.sum(0) - extra_weights @ self.gram.sum(0)
 
 
 def measure(probe: Probe) -> Interference:
-    """Layer-wise Gram matrices and drift of the step that the optimizer is about to take."""
+    """Gram matrices and drift, by layer, of the step that the optimizer is about to take."""
     layers, (fractions, lr) = layers_of(probe), probe.shares()
     batch, one = probe.batch_size, torch.ones((), dtype=probe.dtype, device=probe.device)
     gram = one.new_zeros(len(layers), batch, batch)
@@ -83,9 +83,9 @@ def measure(probe: Probe) -> Interference:
 
 @dataclass(frozen=True, eq=False)
 class FirstOrder:
-    """What the optimizer's true step does with given weights, and the gradient that makes it.
+    """Drift under the optimizer's true step with given weights, and the weighted gradients.
 
-    Shapes: drift [B]; gradients, by parameter name, in the shape of the parameter.
+    Shapes: drift [B]; gradients, by parameter name, as the parameter.
     """
 
     drift: Tensor
@@ -93,10 +93,10 @@ class FirstOrder:
 
 
 def first_order(probe: Probe, extra_weights: Mapping[str, Tensor]) -> dict[str, FirstOrder]:
-    """Drift of the whole network under the optimizer's true step, for each of several weightings.
+    """Drift of the whole network under the optimizer's true step, for several weightings.
 
-    Here the step is predicted again from each weighted gradient, second moments and all. "plain" is
-    always among the results. Shapes: extra_weights name -> [B].
+    The step is predicted from each weighted gradient, including its effect on second moments. The
+    result always has an entry "plain". Shapes: extra_weights name -> [B].
     """
     fractions, _ = probe.shares()
     zero = torch.zeros(probe.batch_size, dtype=probe.dtype, device=probe.device)
@@ -114,7 +114,7 @@ def first_order(probe: Probe, extra_weights: Mapping[str, Tensor]) -> dict[str, 
 
 
 def _by_parameter(probe: Probe, layers: list[Layer]) -> Iterator[tuple[int, str, Tensor]]:
-    """The layer's number, the parameter's name, its rows of G (free to be written). [B, size]."""
+    """Yields layer number, parameter name and its rows of G, which may be modified. [B, size]."""
     numbers = {layer: number for number, layer in enumerate(layers)}
     for turn in in_turns(probe, layers):
         params = {n: probe.moved[n][0].detach() for layer in turn for n in layer.params}

@@ -1,4 +1,4 @@
-"""The layers of a model in the order in which they run, with the parameters of each."""
+"""The layers of a model in execution order, with their parameters."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from primum.diagnostics.probe import Probe
 
 @dataclass(frozen=True)
 class Layer:
-    """A module's own parameters, weight and bias together, by their names in the probe."""
+    """A module and its own parameters (weight and bias together), by name."""
 
     name: str
     params: tuple[str, ...]
 
 
 def layers_of(probe: Probe) -> list[Layer]:
-    """Layers that the step moves, from the first to run to the last.
+    """Layers that the step changes, in execution order.
 
-    A layer is a module that holds parameters itself; one that is parametrised (weight norm) counts
-    as itself. A parameter that several share belongs to the last of them.
+    A layer is a module with parameters of its own; a parametrized one (weight norm) is one layer.
+    A shared parameter belongs to the last layer that holds it.
     """
     names = {id(param): name for name, (param, _) in probe.moved.items()}
     owners = _in_running_order(probe)
@@ -44,7 +44,7 @@ def layers_of(probe: Probe) -> list[Layer]:
 
 
 def _in_running_order(probe: Probe) -> list[str]:
-    """Names of all modules by their first call; one that is never called stays with its parent.
+    """Module names in the order of first calls; a module that is never called follows its parent.
 
     `nn.MultiheadAttention`, for example, uses the weight of its last layer without calling it.
     """
@@ -67,11 +67,11 @@ def _in_running_order(probe: Probe) -> list[str]:
             name = name.rpartition(".")[0]
         return called[name]
 
-    return sorted(modules, key=place)  # stable: as defined, where the calls do not tell
+    return sorted(modules, key=place)  # stable: ties keep the order of definition
 
 
 def in_turns(probe: Probe, layers: list[Layer]) -> Iterator[list[Layer]]:
-    """Consecutive layers whose per-sample gradients fit into the probe's memory together."""
+    """Groups of consecutive layers whose per-sample gradients fit into `probe.max_bytes`."""
     turn: list[Layer] = []
     used = 0
     for layer in layers:

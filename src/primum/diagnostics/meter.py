@@ -1,4 +1,4 @@
-"""Interference over a whole training run: a few figures per step, totals per sample."""
+"""Interference over a training run: metrics for each step, totals for each sample."""
 
 from __future__ import annotations
 
@@ -19,25 +19,24 @@ from primum.diagnostics.record import FIGURES, TOTALS, figures_of, gap_of, marks
 from primum.reducer import Reducer
 from primum.report import StepReport
 
-AT_ONCE = 32  # Reports that wait to be worked on together; about 50 numbers per sample each.
+AT_ONCE = 32  # Reports processed together; each holds about 50 numbers per sample until then.
 
 
 class Writer(Protocol):
-    """What `to_tensorboard` needs of a `SummaryWriter`."""
+    """The method of `SummaryWriter` that `to_tensorboard` calls."""
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> Any: ...
 
 
 class InterferenceMeter:
-    """Collects a reducer's reports. Nothing waits for the device before an export.
+    """Collects a reducer's reports, without waiting for the device until an export.
 
-    Given a reducer, the meter takes part by itself: after each step of the reducer's optimizer it
-    notes `reducer.last`. Otherwise call `update` once per step, which is also the way to tell it
-    which samples were in the batch.
+    If you pass the reducer, the meter records `reducer.last` after each optimizer step. Otherwise
+    call `update` once per step; this also lets you pass the ids of the samples in the batch.
 
     Args:
-        reducer: From `attach` or `observe`; None to call `update` by hand.
-        num_samples: Size of the training set, if totals per sample are wanted.
+        reducer: The result of `attach` or `observe`; None to call `update` yourself.
+        num_samples: Size of the training set; needed for totals per sample.
 
     Examples:
         >>> model = nn.Linear(8, 3)
@@ -72,11 +71,11 @@ class InterferenceMeter:
 
     @property
     def steps(self) -> int:
-        """How many were noted."""
+        """Number of recorded steps."""
         return len(self._steps)
 
     def remove(self) -> None:
-        """Stop following; what was collected stays."""
+        """Stop recording. Collected data is kept."""
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
@@ -84,14 +83,14 @@ class InterferenceMeter:
     def update(
         self, report: StepReport | None, ids: Tensor | None = None, step: int | None = None
     ) -> None:
-        """Note one step.
+        """Record one step.
 
         Args:
-            report: `reducer.last`. None, as before the first backward pass, is passed over.
-            ids: Number of each sample in the training set, from 0; with `num_samples` only. Best on
-                the model's device: there it is not waited for, and not checked. Over several
-                ranks, of this rank's samples. [B].
-            step: Number of the step; one more than the last if not given.
+            report: `reducer.last`. None, as before the first backward pass, is ignored.
+            ids: Index of each sample in the training set; needs `num_samples`. Preferably on the
+                model's device, where it is neither waited for nor range-checked. On several ranks,
+                the ids of this rank's samples. [B].
+            step: Step number; default: the last one plus 1.
         """
         if report is None:
             return
@@ -109,7 +108,7 @@ class InterferenceMeter:
             self._work_off()
 
     def table(self) -> dict[str, list[int] | list[bool] | list[float]]:
-        """One row per step; `pandas.DataFrame(meter.table())`. Waits for the device, once."""
+        """One row per step, for `pandas.DataFrame`. Waits for the device once."""
         figures = self._all_figures().double()  # SYNC: asked for
         known: dict[str, list[int] | list[bool] | list[float]] = {
             "step": list(self._steps),
@@ -122,13 +121,13 @@ class InterferenceMeter:
         return known | {name: column.tolist() for name, column in columns.items()}
 
     def samples(self) -> dict[str, list[int] | list[float]]:
-        """One row per sample of the training set: how often seen and harmed, weight given.
+        """One row per training sample: how often it was seen and harmed, and its extra weight.
 
-        `harmed_after` counts the steps that would harm it with the extra weights, `extra_weight` is
-        their sum (under `observe`, what it would have been). Steps that fell back do not count.
+        `harmed_after` counts steps that harm it with the extra weights, `extra_weight` is their sum
+        (under `observe`, both are hypothetical). Steps that fell back are not counted.
         """
         if self.num_samples is None:
-            raise ValueError("no totals per sample: make the meter with num_samples=")
+            raise ValueError("totals per sample need InterferenceMeter(num_samples=...)")
         self._work_off()
         totals = self._totals
         if totals is None:
@@ -143,14 +142,14 @@ class InterferenceMeter:
         )
 
     def to_json(self, path: str | Path) -> None:
-        """Write both tables. Figures that are not numbers become null."""
+        """Write both tables as JSON. Non-finite values become null."""
         samples = None if self.num_samples is None else self.samples()
         content = {"steps": _without_nan(self.table()), "samples": samples}
         Path(path).write_text(json.dumps(content, allow_nan=False))
 
     @classmethod
     def from_json(cls, path: str | Path) -> InterferenceMeter:
-        """The meter that `to_json` wrote, on the CPU and following nobody."""
+        """Read a meter written by `to_json`. It is on the CPU and not attached to a reducer."""
         content = json.loads(Path(path).read_text())
         steps, samples = content["steps"], content["samples"]
         meter = cls(num_samples=None if samples is None else len(samples["id"]))
@@ -163,7 +162,7 @@ class InterferenceMeter:
         return meter
 
     def to_tensorboard(self, writer: Writer, prefix: str = "primum") -> None:
-        """Write the steps that this has not written yet: call it as often as you like."""
+        """Write the steps that have not been written yet. Can be called repeatedly."""
         table = self.table()
         for row in range(self._written, self.steps):
             for name in (*FIGURES, "gap"):
@@ -173,7 +172,7 @@ class InterferenceMeter:
         self._written = self.steps
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values and tensors: loads with `weights_only=True`."""
+        """Plain values and tensors, loadable with `weights_only=True`."""
         figures = self._all_figures()
         return {
             "steps": list(self._steps),
@@ -186,16 +185,16 @@ class InterferenceMeter:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from where the state was saved."""
+        """Restore a state saved by `state_dict`."""
         missing = self.state_dict().keys() - state.keys()
         if missing:
             raise ValueError(f"not a state_dict of an InterferenceMeter: {sorted(missing)} missing")
         if state["columns"] != list(FIGURES):
-            raise ValueError(f"this state has other columns: {state['columns']}")
+            raise ValueError(f"this state has columns {state['columns']}, expected {list(FIGURES)}")
         totals = state["totals"]
         if totals is not None and len(totals) != self.num_samples:
             raise ValueError(
-                f"this state has totals of {len(totals)} samples, the meter num_samples="
+                f"this state has totals for {len(totals)} samples, but the meter has num_samples="
                 f"{self.num_samples}"
             )
         self._steps, self._batch_sizes = list(state["steps"]), list(state["batch_sizes"])
@@ -208,14 +207,14 @@ class InterferenceMeter:
         @eager
         def note(*_: Any) -> None:
             known = None if self._last is None else self._last()
-            if reducer.last is not known:  # a step without a backward pass: nothing new
+            if reducer.last is not known:  # otherwise a step without a backward pass
                 self.update(reducer.last)
 
         return note
 
     def _check(self, report: StepReport, ids: Tensor) -> None:
         if self.num_samples is None:
-            raise ValueError("ids need num_samples= where the meter is made")
+            raise ValueError("ids need InterferenceMeter(num_samples=...)")
         own = own_samples(report)
         if ids.shape != (own,):
             raise ValueError(
@@ -230,7 +229,7 @@ class InterferenceMeter:
                 )
 
     def _work_off(self) -> None:
-        """Figures and totals of the reports that wait."""
+        """Compute metrics and totals of the queued reports."""
         waiting, self._waiting = self._waiting, []
         for _, group in groupby(
             waiting, key=lambda pair: (pair[0].drift.shape, pair[0].drift.dtype)
@@ -241,11 +240,11 @@ class InterferenceMeter:
             marks = marks_of([report for report, _ in known])
             if self._totals is None:
                 self._totals = marks.new_zeros(self.num_samples, len(TOTALS))
-            self._totals = self._totals.to(marks.device)  # from elsewhere when a run is resumed
+            self._totals = self._totals.to(marks.device)  # may differ in a resumed run
             self._totals.index_add_(0, torch.cat([ids for _, ids in known]), marks)
 
     def _all_figures(self) -> Tensor:
-        """Of all steps, on the CPU. [steps, len(FIGURES)]."""
+        """Metrics of all steps, on the CPU. [steps, len(FIGURES)]."""
         self._work_off()
         rows = [each.cpu() for each in self._figures]  # SYNC: asked for
         self._figures = [torch.cat(rows)] if rows else [torch.empty(0, len(FIGURES))]

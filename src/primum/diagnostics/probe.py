@@ -1,4 +1,4 @@
-"""What is looked at: a model and its optimizer, about to take a step on a batch."""
+"""`Probe`: a model and its optimizer, about to take a step on a batch."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ Loss: TypeAlias = Callable[[Any, Any], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Probe:
-    """A model, its optimizer, a loss and a batch. Nothing that takes one disturbs training.
+    """A model, its optimizer, a loss and a batch. Measuring a probe does not disturb training.
 
-    Parameters, buffers, `.grad`, the optimizer's state and the random state stay as they are; a
-    `Reducer` on the model does not notice. Sample i's loss is what `loss` makes of a batch of it
-    alone, and the batch's loss is their mean; gradients waiting in `.grad` do not count.
+    Parameters, buffers, `.grad`, optimizer state and random state are unchanged, and a `Reducer` on
+    the model is not affected. The loss of sample i is `loss` on a batch of this sample alone, and
+    the batch's loss is the mean of these; gradients accumulated in `.grad` are ignored.
 
-    Dropout draws a mask for each sample, the same one in every function that takes this probe.
+    Dropout draws one mask per sample, the same in every function that takes this probe.
 
     Args:
-        model: In the mode it is to be measured in. BatchNorm must be in eval mode.
-        optimizer: Holds the parameters; or several of them. Parameters no optimizer holds, and
-            frozen ones, do not move and do not count.
-        loss: From outputs and targets to one number: a mean (`nn.CrossEntropyLoss()`) or one loss
-            per sample (`reduction="none"`), as it is called with one sample at a time.
-        inputs: A tensor [B, ...]; or a tuple of positional, or a dict of keyword, arguments.
+        model: In the mode to measure. BatchNorm must be in eval mode.
+        optimizer: One or more optimizers. Frozen parameters, and those in no optimizer, do not
+            move and are not counted.
+        loss: Maps outputs and targets to one number: a mean (`nn.CrossEntropyLoss()`), or one loss
+            per sample (`reduction="none"`), since it is called with one sample at a time.
+        inputs: A tensor [B, ...], a tuple of positional arguments, or a dict of keyword arguments.
         targets: A tensor [B, ...], or a tuple or dict of them.
-        head: The last linear layer, as a module or by its dotted name. Found if not given.
-        chunk_size: Samples computed at a time. 1 does without `torch.func.vmap`, for a model that
-            it cannot batch.
-        max_bytes: Of per-sample gradients held at a time; a single layer may take more.
-        seed: Of the dropout masks and the permutation.
+        head: The last linear layer, as a module or dotted name. Found if not given.
+        chunk_size: Samples per `torch.func.vmap` call. 1 does not use `vmap`, for models that it
+            cannot batch.
+        max_bytes: Memory for per-sample gradients; a single layer may take more.
+        seed: Seed of the dropout masks and of the permutation.
 
     Examples:
         >>> model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
@@ -75,13 +75,13 @@ class Probe:
         refuse_mixing(self.model)
         if not self.moved:
             raise ValueError(
-                "no optimizer holds a trained parameter of this model; "
+                "the optimizer does not hold any trained parameter of this model; "
                 "pass the optimizer that trains it"
             )
         for name, (param, owner) in self.moved.items():
             check_supported(owner, param, name)
         if len({self._maximizes(name) for name in self.moved}) > 1:
-            raise ValueError("some groups maximize and others do not; pass one kind at a time")
+            raise ValueError("parameter groups have different maximize=; pass one kind at a time")
 
     @property
     def batch_size(self) -> int:
@@ -89,12 +89,12 @@ class Probe:
 
     @cached_property
     def trained(self) -> dict[str, nn.Parameter]:
-        """Parameters that take a gradient. One that several layers share has its first name."""
+        """Parameters with `requires_grad`, by name; a shared one has its first name."""
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
     @cached_property
     def moved(self) -> dict[str, tuple[nn.Parameter, Optimizer]]:
-        """Parameters that the step changes, with their optimizers."""
+        """Parameters that the step changes, with their optimizers, by name."""
         given = self.optimizer
         optimizers = [given] if isinstance(given, Optimizer) else list(given)
         owners = {id(p): o for o in optimizers for g in o.param_groups for p in g["params"]}
@@ -102,12 +102,12 @@ class Probe:
 
     @property
     def sign(self) -> int:
-        """-1 if the optimizer maximizes: then what may be harmed is minus a loss."""
+        """-1 if the optimizer maximizes, because harm then means a lower objective."""
         return -1 if self._maximizes(next(iter(self.moved))) else 1
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of all results: float32, or float64 if the model has it."""
+        """Dtype of all results: float32, or float64 if the model has it."""
         return torch.promote_types(next(iter(self.trained.values())).dtype, torch.float32)
 
     @property
@@ -127,7 +127,7 @@ class Probe:
 
 
 def refuse_mixing(model: nn.Module) -> None:
-    """Raise where a sample's gradient would depend on the other samples, or change the model."""
+    """Raise if a layer mixes the samples of a batch or would update its statistics."""
     for name, module in model.named_modules():
         tracks = getattr(module, "track_running_stats", False)
         mixes = batch_norm(module) or instance_norm(module)
@@ -136,8 +136,8 @@ def refuse_mixing(model: nn.Module) -> None:
                 f"{name or 'the model'} is a {type(module).__name__} in training mode: it mixes "
                 "the samples of a batch and updates its statistics. Call .eval() on such layers to "
                 "measure with their running statistics; or measure a copy of the model after "
-                "torch.func.replace_all_batch_norm_modules_(copy), where each sample is "
-                "normalised by itself; or train with nn.GroupNorm"
+                "torch.func.replace_all_batch_norm_modules_(copy), which normalises each sample "
+                "separately; or train with nn.GroupNorm"
             )
 
 

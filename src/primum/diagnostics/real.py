@@ -1,4 +1,4 @@
-"""The truth beyond first order: each sample's loss, measured before and after a real step."""
+"""Loss changes beyond first order: each sample's loss before and after a real step."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from primum.diagnostics.probe import Probe
 
 @dataclass(frozen=True, eq=False)
 class RealStep:
-    """What one step of the optimizer did to each sample of its batch.
+    """Measured effect of one optimizer step on each sample of its batch.
 
-    In float32 a loss of 2 is known to about 2e-7: changes as small as that are rounding.
+    In float32 a loss of 2 has a precision of about 2e-7; smaller changes are rounding.
 
     Attributes:
         before: Losses before the step. [B].
-        after: Losses after it, with the same dropout masks. [B].
-        predicted: Change of each loss to first order, `gradient . displacement`. [B].
+        after: Losses after the step, with the same dropout masks. [B].
+        predicted: First-order change of each loss, `gradient . displacement`. [B].
     """
 
     before: Tensor
@@ -36,23 +36,23 @@ class RealStep:
 
     @property
     def change(self) -> Tensor:
-        """Real change of each loss. [B]."""
+        """Measured change of each loss. [B]."""
         return self.after - self.before
 
     @property
     def harmed(self) -> Tensor:
-        """Fraction of the batch whose loss really rose."""
+        """Fraction of the batch whose loss rose."""
         return (self.change > 0).to(self.change.dtype).mean()
 
     @property
     def sign_right(self) -> Tensor:
-        """Fraction of the batch for which first order says rightly whether the loss rises."""
+        """Fraction of the batch for which first order predicts the sign of the change."""
         same = (self.change > 0) == (self.predicted > 0)
         return same.to(self.change.dtype).mean()
 
     @property
     def correlation(self) -> Tensor:
-        """Of predicted and real change over the batch (Pearson); NaN if one of them is constant."""
+        """Pearson correlation of predicted and measured change; NaN if one of them is constant."""
         return torch.corrcoef(torch.stack((self.change, self.predicted)))[0, 1]
 
 
@@ -61,15 +61,16 @@ def real_steps(
     extra_weights: Mapping[str, Tensor],
     first: Mapping[str, FirstOrder] | None = None,
 ) -> dict[str, RealStep]:
-    """Step copies of parameters and optimizer, plainly and with each weighting, and look.
+    """Take the plain step, and the step with each weighting, on copies, and measure the losses.
 
-    The losses are those of the copies with the model's own buffers. "plain" is always among the
-    results; `reor(found["plain"].change, found[name].change)` is the real harm removed.
+    Losses are computed with the stepped copies of the parameters and the model's own buffers. The
+    result always has an entry "plain"; `reor(found["plain"].change, found[name].change)` is the
+    share of the measured harm that is removed.
 
     Args:
-        probe: What to step.
+        probe: Model, optimizer, loss and batch.
         extra_weights: name -> [B].
-        first: `first_order(probe, extra_weights)`, if that is known already.
+        first: `first_order(probe, extra_weights)`, if already computed.
     """
     first = first or first_order(probe, extra_weights)
     _, lr = probe.shares()
@@ -85,11 +86,11 @@ def real_steps(
 
 
 def stepped(probe: Probe, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The parameters after a step of a copy of the optimizer. By name."""
+    """Parameters by name after a step of a copy of the optimizer."""
     clones = {}
     for name, (param, _) in probe.moved.items():
         clone = clones[name] = nn.Parameter(param.detach().clone())
-        vars(clone).update(vars(param))  # some optimizers read marks set on the parameter
+        vars(clone).update(vars(param))  # some optimizers read attributes of the parameter
         clone.grad = gradients[name].to(param.dtype)
     memo: dict[int, Any] = {id(probe.moved[name][0]): clone for name, clone in clones.items()}
     owners = {id(owner): owner for _, owner in probe.moved.values()}
@@ -100,7 +101,7 @@ def stepped(probe: Probe, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _step_copy(optimizer: Optimizer, memo: dict[int, Any]) -> None:
-    """Step a copy that holds the copied parameters, without hooks or patches of `step`."""
+    """Step a copy that holds the copied parameters, without hooks or a patched `step`."""
     twin: Optimizer = object.__new__(type(optimizer))
     parts = {
         key: OrderedDict() if key.endswith("_hooks") else value

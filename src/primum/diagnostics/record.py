@@ -1,6 +1,6 @@
-"""What is kept of a few steps: a row of figures for each, and marks for each of their samples.
+"""Metrics of several steps, one row each, and increments of the totals of their samples.
 
-Several reports at once, so that a step costs a few operations of the device instead of thirty.
+Reports are processed together: a few device operations per step instead of thirty.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ TOTALS = ("seen", "harmed_before", "harmed_after", "extra_weight")
 
 
 def figures_of(reports: Sequence[StepReport]) -> Tensor:
-    """The figures of steps with equally large batches, on their device. [steps, len(FIGURES)].
+    """Metrics of steps with the same batch size, on their device. [steps, len(FIGURES)].
 
-    The same numbers as the report's own properties. The gap is not among them: it follows from
-    objective, lower bound and harm when it is asked for.
+    The same numbers as the report's properties, except the gap, which `gap_of` computes from
+    objective, lower bound and harm.
     """
     before = torch.stack([report.drift for report in reports])
     after = torch.stack([report.drift_after for report in reports])
@@ -59,16 +59,16 @@ def figures_of(reports: Sequence[StepReport]) -> Tensor:
 
 
 def gap_of(columns: Mapping[str, Tensor]) -> Tensor:
-    """Certified distance to the best possible answer, relative to the harm before. [steps]."""
+    """Certified distance to the optimum, relative to the harm before. [steps]."""
     harm = columns["harm_before"]
     distance = (columns["objective"] - columns["lower_bound"]).clamp_min(0)
     return torch.where(harm == 0, 0.0, distance / harm)
 
 
 def marks_of(reports: Sequence[StepReport]) -> Tensor:
-    """What to add to the totals of each sample of these steps, in order. [samples, len(TOTALS)].
+    """Increments of the totals of each sample of these steps, in order. [samples, len(TOTALS)].
 
-    A step that fell back counts as unseen. Over several ranks: of this rank's samples.
+    Steps that fell back are not counted as seen. On several ranks: this rank's samples.
     """
     before = torch.cat([_own(report, report.drift) for report in reports])
     after = torch.cat([_own(report, report.drift_after) for report in reports])
@@ -78,7 +78,7 @@ def marks_of(reports: Sequence[StepReport]) -> Tensor:
 
 
 def own_samples(report: StepReport) -> int:
-    """How many samples of the step were this rank's."""
+    """Number of this rank's samples in the step."""
     return len(range(len(report.drift))[report.own])
 
 

@@ -1,4 +1,4 @@
-"""Which samples to weigh: several answers for one batch, and how much harm each removes."""
+"""Extra weights for one batch, computed in several ways, and the harm that each removes."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from primum.positions import RADIUS
 from primum.recipe import Primum, Recipe
 from primum.solve import solve
 
-NETWORK_ITERS = 100  # The yardstick shall not suffer from its solver.
+NETWORK_ITERS = 100  # enough to converge: "network" is a reference
 
 
 def reor(before: Tensor, after: Tensor) -> Tensor:
-    """Relative effective objective reduction: the share of the harm that is gone.
+    """Relative effective objective reduction (REOR): the share of the harm that is removed.
 
     `(J(step) - J(step*)) / J(step)` with `J = sum(max(0, change))` (paper, Figure 1 bottom); 1 if
-    nobody is harmed any more, negative if there is more harm than before, NaN if there was none.
-    `before` and `after` are the changes of the samples' losses under the two steps, to first order
-    (`Interference.drift_after`, `FirstOrder.drift`) or real ones (`RealStep.change`).
+    no sample is harmed any more, negative if harm is added, NaN if there was none. `before` and
+    `after` are the samples' loss changes under the two steps, to first order
+    (`Interference.drift_after`, `FirstOrder.drift`) or measured (`RealStep.change`).
 
-    PAPER: it writes step* as `step + G' w`; with extra weights w >= 0 that is `step - D G' w`.
+    PAPER: step* is printed as `step + G' w`; with extra weights w >= 0 it is `step - D G' w`.
 
     Shapes: before [B], after [..., B] -> [...].
     """
@@ -43,21 +43,21 @@ def weightings(
     max_extra_weight: float = 2.0,
     recipes: Mapping[str, Recipe] | None = None,
 ) -> dict[str, Tensor]:
-    """Extra weights for the batch, by the name of who gives them. name -> [B].
+    """Extra weights for the batch, computed in several ways. name -> [B].
 
     - "head": what `attach` would apply: the head's problem.
-    - "paper": the paper's recipe at the head, its moving averages as at the first step.
-    - "network": the same problem as "head" for the whole network.
-    - "permuted": those of "head", shuffled over the batch.
-    - "uniform": the mean of those of "head", for every sample.
+    - "paper": the paper's recipe at the head, with moving averages as in its first step.
+    - "network": the same problem as "head", for the whole network.
+    - "permuted": the weights of "head", shuffled over the batch.
+    - "uniform": the mean weight of "head", for every sample.
 
     Args:
-        probe: What was measured.
+        probe: The probe that was measured.
         interference: `measure(probe)`.
-        radius: Of all three problems.
-        max_extra_weight: Of all three problems.
-        recipes: More of them to ask at the head, for example a `Paper` with its averages from
-            training. They are copied, not disturbed.
+        radius: Radius of all three problems.
+        max_extra_weight: Bound of all three problems.
+        recipes: More recipes to apply at the head, for example a `Paper` with its averages from
+            training. They are copied first, so their state does not change.
     """
     seen = see_head(probe)
     settings = PaperSettings(radius=radius, max_extra_weight=max_extra_weight)

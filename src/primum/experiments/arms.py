@@ -1,6 +1,6 @@
-"""Arms: the training methods that are compared, by name, each with the settings it accepts.
+"""Arms: the training methods that are compared, by name, with the settings that each accepts.
 
-Controls test whether a gain could have another cause than which samples get the weight.
+Controls test whether a gain has other causes than the choice of the samples that get the weight.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ Part = Literal["both", "head", "backbone"]
 SecondLook = Literal["none", "head", "network"]
 _RADIUS = ("radius", "max_extra_weight", "radius_schedule", "radius_low", "until", "per")
 _SOLVED = (*_RADIUS, "max_iters")
-# Added after the first stored runs: left out of a run's key at their defaults, so keys stay.
+# Added after the first stored runs: left out of a run's key at their defaults to keep old keys.
 _LATER = ("radius_low", "until", "part", "second_look")
 PER: dict[str, Per] = {"images": "sample", "language": "token"}  # the default of a task
 
 
 class ArmInfo(NamedTuple):
-    """One line of help, the settings the arm accepts, and a phrase for a verdict about it."""
+    """Help text of an arm, the settings it accepts, and a phrase for verdicts about it."""
 
     about: str
     accepts: tuple[str, ...] = ()
@@ -34,7 +34,7 @@ class ArmInfo(NamedTuple):
 
 
 ARMS: dict[str, ArmInfo] = {
-    "base": ArmInfo("plain training, observed now and then"),
+    "base": ArmInfo("plain training, observed in every tenth step"),
     "paper": ArmInfo(
         "the paper's own recipe",
         _RADIUS,
@@ -108,12 +108,11 @@ def _setting(default: Any, kind: type, about: str, choices: tuple[str, ...] | No
 class Arm:
     """An arm with its settings; those it does not accept stay at their defaults.
 
-    `radius_schedule` changes the radius over training: constant, from `radius_low` up to `radius`,
-    or down again. `until` is the share of training after which gradients stay plain. `part` is
-    where the weights are applied. `second_look` solves again after a trial step: see
-    `second_look.py`. `time_factor` is the number of steps as a multiple of base's; None measures
-    it. `task` decides the default of `per`, and that the default of `radius`, which is the
-    library's; the paper's recipe has its own.
+    `radius_schedule`: constant, from `radius_low` up to `radius`, or down from `radius`. `until`:
+    share of training after which gradients stay plain. `part`: where the weights are applied.
+    `second_look`: solve again after a trial step (`second_look.py`). `time_factor`: number of steps
+    as a multiple of base's; None measures it. `task` sets the default of `per`, which sets the
+    default of `radius`: the library's, or the paper's for its recipe.
     """
 
     name: str = "primum"
@@ -139,7 +138,7 @@ class Arm:
     lr_match: Literal["overall", "epoch"] = _setting(
         "overall",
         str,
-        "lr-matched: one factor for the run, or one per epoch (overall)",
+        "lr-matched: one factor per run or per epoch (overall)",
         ("overall", "epoch"),
     )
     time_factor: float | None = _setting(
@@ -149,14 +148,14 @@ class Arm:
     upgrad_scale: Literal["published", "mean-1"] = _setting(
         "published",
         str,
-        "upgrad: weights as published, or divided by their mean (published)",
+        "upgrad: weights as published or divided by their mean (published)",
         ("published", "mean-1"),
     )
     damping: float = _setting(0.75, float, "damped: share of the mean gradient removed (0.75)")
-    groups: int = _setting(8, int, "mgda: groups that a batch is cut into (8)")
-    blocks: int = _setting(1, int, "explicit: how many of the last blocks (1)")
+    groups: int = _setting(8, int, "mgda: number of groups per batch (8)")
+    blocks: int = _setting(1, int, "explicit: number of last blocks (1)")
     per: Per = _setting(  # noqa: RUF009
-        None, str, "language: weights for each token, or for each sequence (token)", get_args(Per)
+        None, str, "language: reweight tokens, or whole sequences (token)", get_args(Per)
     )
     task: Task = "images"
 
@@ -168,14 +167,14 @@ class Arm:
         for key, value in self._usual().items():
             if getattr(self, key) is None:
                 object.__setattr__(self, key, value)
-        # Of language, heads may share the embedding's weight, and rows are tokens.
+        # In language models the head may be tied to the embedding, and rows are tokens.
         for what, usual in (("part", "both"), ("second_look", "none")):
             value = getattr(self, what)
             if self.task != "images" and value != usual:
                 raise UserError(f"{what}={value} is for images; leave it out for {self.task}")
         if self.part != "both" and self.second_look != "none":
             raise UserError(
-                f"part={self.part} and second_look={self.second_look} do not go together; leave "
+                f"part={self.part} and second_look={self.second_look} cannot be combined; leave "
                 "one of them out"
             )
         if self.task == "images" and self.per != "sample":
@@ -255,11 +254,11 @@ class Arm:
 
     @property
     def label(self) -> str:
-        """Name and the settings that are not at their default; unique for each arm."""
+        """Name and non-default settings; unique for each arm."""
         return self._labelled(self._changed())
 
     def label_at(self, radius: float) -> str:
-        """The label if this radius were the default."""
+        """The label, if this radius were the default."""
         changed = {name: value for name, value in self._changed().items() if name != "radius"}
         differs = self.radius != radius and "radius" in ARMS[self.name].accepts
         return self._labelled({"radius": self.radius, **changed} if differs else changed)
@@ -269,9 +268,9 @@ class Arm:
         return f"{self.name}@{settings}" if settings else self.name
 
     def settings(self) -> dict[str, Any]:
-        """The settings the arm accepts, by name.
+        """The settings that the arm accepts, by name.
 
-        Later ones only if they are changed, `per` only where there is a choice.
+        Settings added later only if changed; `per` only if there is a choice.
         """
         changed = self._changed()
         left_out = {name for name in _LATER if name not in changed}
@@ -287,7 +286,7 @@ class Arm:
 
     @property
     def needs(self) -> tuple[Arm, ...]:
-        """Arms whose run with the same seed has to be finished first."""
+        """Arms whose run with the same seed must be finished first."""
         if self.name == "lr-matched":
             return (self.reference,)
         if self.name == "time-matched" and self.time_factor is None:

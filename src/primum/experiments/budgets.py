@@ -1,4 +1,4 @@
-"""Gain against budget: arms compared over complete schedules of several lengths."""
+"""Gain by budget: arms compared over complete schedules of several lengths."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TARGET = (
 
 
 class Budgets:
-    """Runs of a speedrun by epochs. Settings that have no run of base are left out."""
+    """Runs of a speedrun by number of epochs; budgets without a run of base are left out."""
 
     def __init__(self, records: Sequence[RunRecord]) -> None:
         groups = [group for group in group_runs(records) if "base" in group.arms]
@@ -56,7 +56,7 @@ class Budgets:
         return family(pairs)
 
     def means(self, arm: str) -> dict[int, float]:
-        """Mean accuracy by budget, over the seeds that base has too."""
+        """Mean accuracy by budget, over the seeds that base also has."""
         found = {}
         for epochs, group in self.groups.items():
             pair = group.pair(arm, "base", METRIC)
@@ -71,7 +71,7 @@ class Budgets:
         return pooled(known) if arm != "base" and len(known) == len(pairs) else None
 
     def equal_at(self, arm: str) -> float | None:
-        """Epochs at which an arm has base's accuracy of the longest budget; None if never."""
+        """Epochs at which an arm reaches base's accuracy of the longest budget; None if never."""
         base, own = self.means("base"), self.means(arm)
         return None if not base or max(base) not in own else crossing(own, base[max(base)])
 
@@ -97,10 +97,9 @@ class Budgets:
         return markdown_table(head, rows)
 
     def to_target(self, names: Mapping[str, str] | None = None) -> str:
-        """Steps and seconds to a test accuracy that every run of base reaches, longest budget.
+        """Steps and seconds to the lowest final test accuracy of base, at the longest budget.
 
-        The target is the lowest accuracy that base ends with. A run is there at the first
-        evaluation from which its accuracy stays at or above the target.
+        A run reaches it at the first evaluation from which its accuracy stays at or above it.
         """
         group, rows = self.groups[max(self.groups)], []
         ends = [run.final["test_accuracy"] for run in group.arms["base"]]
@@ -122,7 +121,7 @@ class Budgets:
 
     @styled
     def plot(self, names: Mapping[str, str] | None = None) -> Figure:
-        """Points above base by budget, with intervals; arms that still lack seeds are left out."""
+        """Plot points above base by budget, with intervals; arms that lack seeds are left out."""
         figure, axes = canvas()
         tests = {
             (arm, epochs): test
@@ -154,7 +153,7 @@ class Budgets:
 
 
 def crossing(curve: Mapping[int, float], target: float) -> float | None:
-    """First length at which a curve reaches a target, linear in the logarithm of the length."""
+    """First length at which a curve reaches a target, interpolated over the log of the length."""
     points = sorted(curve.items())
     if points and points[0][1] >= target:
         return float(points[0][0])
@@ -178,7 +177,7 @@ def reached(run: RunRecord, target: float) -> tuple[int, float] | None:
 
 
 def tuning_table(groups: Sequence[Group]) -> str:
-    """Plain training of the recipe by budget, learning rate and decay; what is used is marked."""
+    """Base's accuracy by budget, learning rate and weight decay; the values in use are marked."""
     names = ("epochs", "lr", "weight_decay")
     rows = []
     for group in sorted(groups, key=lambda group: [group.settings[name] for name in names]):

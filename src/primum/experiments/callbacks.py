@@ -1,4 +1,4 @@
-"""Callbacks of every ordinary run: evaluation curves, interference per epoch, one batch in full."""
+"""Default callbacks of a run: evaluation curves, interference per epoch, one batch in full."""
 
 from __future__ import annotations
 
@@ -107,9 +107,9 @@ class Interference(Callback):
 
 
 class MiddleBatch(Callback):
-    """First-order loss changes of the samples of the first observed batch of the second half.
+    """First-order loss changes in the first observed batch of the second half of training.
 
-    At most as many as `SHOWN`, evenly spaced: a batch of text has thousands of tokens.
+    At most `SHOWN` of them, evenly spaced: a batch of text has thousands of tokens.
     """
 
     def __init__(self) -> None:
@@ -137,7 +137,7 @@ class MiddleBatch(Callback):
 
 
 class PeakMemory(Callback):
-    """Most bytes that torch holds on the CPU during a step, above what it held before."""
+    """Peak CPU memory that torch allocates during a step, above what it held before."""
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -172,5 +172,5 @@ def append(table: Table, row: Mapping[str, float]) -> None:
 
 
 def short(values: Tensor) -> list[float]:
-    """Five significant digits, more than a plot shows."""
+    """Values rounded to five significant digits, enough for a plot."""
     return [float(f"{value:.5g}") for value in values.tolist()]

@@ -16,9 +16,8 @@ from primum.experiments.errors import UserError
 def load_checkpoint(path: Path, model: nn.Module, optimizer: Optimizer) -> tuple[int | None, bool]:
     """Load a checkpoint; returns its step, if known, and whether it has the optimizer's state.
 
-    The file holds a model's `state_dict`, or a dict with it under `model` and, optionally, the
-    optimizer's under `optimizer` and the number of steps under `step`. Without the optimizer's
-    state there is no momentum.
+    The file holds a model's `state_dict`, or a dict with keys `model` and, optionally, `optimizer`
+    and `step`. Without the optimizer's state there is no momentum.
     """
     content = _read(path)
     wrapped = "model" in content and not isinstance(content["model"], Tensor)
@@ -27,7 +26,7 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: Optimizer) -> tuple
     except (RuntimeError, TypeError, AttributeError) as error:
         first = str(error).split("\n\t")
         raise UserError(
-            f"checkpoint {path} does not fit the model: {' '.join(first[1:3]) or error}"
+            f"checkpoint {path} does not match the model: {' '.join(first[1:3]) or error}"
         ) from error
     saved: Mapping[str, Any] = content if wrapped else {}
     optimizer.state.clear()
@@ -35,7 +34,7 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: Optimizer) -> tuple
         try:
             optimizer.load_state_dict(saved["optimizer"])
         except (ValueError, KeyError, TypeError) as error:
-            raise UserError(f"checkpoint {path}: its optimizer does not fit: {error}") from error
+            raise UserError(f"checkpoint {path}: optimizer does not match: {error}") from error
     step = saved.get("step")
     return int(step) if step is not None else None, "optimizer" in saved
 

@@ -1,8 +1,8 @@
-"""The paper's claims as data: what is trained or measured, and the values the paper gives.
+"""The paper's claims as data: what is trained or measured, and the paper's values.
 
-Training recipes are those the paper names (App. E): He et al. (2016) for ResNets,
-omihub777/ViT-CIFAR for ViT, Liu et al. (2022) for ConvNeXt. Where it is silent: 164 epochs are He's
-64,000 steps at a batch of 128; ResNet-50 gets 90 epochs.
+Training recipes are those cited in the paper (App. E): He et al. (2016) for ResNets,
+omihub777/ViT-CIFAR for ViT, Liu et al. (2022) for ConvNeXt. Not specified there: 164 epochs (He's
+64,000 steps at a batch of 128) and 90 epochs for ResNet-50.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from primum.experiments.settings import RunSettings
 
 
 class Statement(NamedTuple):
-    """A claim in words: what is measured, the paper's words, and the bounds it is judged by."""
+    """A claim in words: what is measured, the paper's wording, and the bounds to judge it by."""
 
     label: str
     paper: str
@@ -28,12 +28,12 @@ class Cell:
     """One comparison of a table.
 
     Attributes:
-        label: Its place in the table.
-        settings: At full scale.
+        label: Its position in the table.
+        settings: Settings at full scale.
         base: Test accuracy of the baseline in percent.
-        ours: Of the paper's method.
-        time: Relative time of a step; None where the paper gives none.
-        radius: Of the paper's recipe in this cell.
+        ours: Test accuracy of the paper's method.
+        time: Relative time of a step; None if the paper does not give it.
+        radius: Radius of the paper's recipe in this cell.
         metric: `accuracy`, or `ema_accuracy` for averaged weights.
     """
 
@@ -47,13 +47,13 @@ class Cell:
 
     @property
     def arms(self) -> tuple[Arm, Arm]:
-        """The paper's recipe, and ours at the same radius."""
+        """The paper's recipe and primum, at the same radius."""
         return Arm("paper", radius=self.radius), Arm("primum", radius=self.radius)
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of the paper: its cells, and over how many seeds the paper averages."""
+    """A table of the paper: its cells, and the number of seeds it averages over."""
 
     title: str
     seeds: int

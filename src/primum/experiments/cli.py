@@ -1,4 +1,4 @@
-"""The options of the commands. What they do is imported when one of them is run."""
+"""Command-line options. The code behind a command is imported when it is run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PAPER = (
     *("table1", "table2a", "table2b", "ablation-radius", "figure1", "figure2", "multilayer"),
     *("gram", "gram-adamw"),
 )
-SPEEDRUN = "speedrun"  # what `primum reproduce` has besides the paper
+SPEEDRUN = "speedrun"  # the one experiment of `primum reproduce` that is not from the paper
 INSPECT_STEPS = 200
 INSPECT_SETTINGS = (
     *("model", "norm", "data", "train_size", "test_size", "augment", "batch_size", "optimizer"),
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def guarded(name: str, work: Callable[[], int]) -> int:
-    """The exit code of `work`; errors that a user can fix become one line on stderr."""
+    """Exit code of `work`; errors that a user can fix are printed as one line on stderr."""
     try:
         return work()
     except KeyboardInterrupt:
@@ -98,13 +98,13 @@ def _run(name: str, arguments: argparse.Namespace, parser: argparse.ArgumentPars
 
             return speedrun(arguments)
         if arguments.train_size is not None or arguments.budgets or arguments.precision:
-            parser.error("--train-size, --budgets and --precision are options of speedrun alone")
+            parser.error("--train-size, --budgets and --precision only apply to speedrun")
         return reproduce(arguments)
     if name == "inspect":
         from primum.experiments.commands import inspect
 
         if arguments.checkpoint and arguments.train_steps is not None:
-            parser.error("--checkpoint measures saved models, --train-steps trains one: give one")
+            parser.error("use either --checkpoint or --train-steps, not both")
         if arguments.train_steps is None:
             arguments.train_steps = 0 if arguments.checkpoint else INSPECT_STEPS
         return inspect(arguments)
@@ -130,7 +130,7 @@ def _demo(parser: argparse.ArgumentParser) -> None:
         choices=DEMO_ARMS,
         default=list(DEMO_ARMS),
         metavar="ARM",
-        help=f"of {', '.join(DEMO_ARMS)}; base is always run, lr-matched needs primum",
+        help=f"any of {', '.join(DEMO_ARMS)}; base is always run, lr-matched needs primum",
     )
     parser.add_argument(
         "--out", type=Path, default=Path("runs/demo"), metavar="DIR", help="folder for the report"
@@ -140,38 +140,40 @@ def _demo(parser: argparse.ArgumentParser) -> None:
         type=at_least(1),
         default=min(os.cpu_count() or 1, 8),
         metavar="N",
-        help="runs at the same time, each on one thread; changes no result",
+        help="number of parallel runs, each on one thread; does not change results",
     )
     parser.add_argument(
         "--ranks",
         type=at_least(1),
         default=1,
         metavar="N",
-        help="processes that share each run (DistributedDataParallel with gloo), each with a part "
-        "of every batch; changes results by rounding only",
+        help="processes per run (DistributedDataParallel with gloo), each with a part of every "
+        "batch; changes results only by rounding",
     )
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="a few seconds to see that it works: 2 seeds, 2 epochs of 128 images, one process; "
-        "--seeds, --epochs and --threads are ignored",
+        help="a check that it runs, in a few seconds: 2 seeds, 2 epochs of 128 images, one "
+        "process; --seeds, --epochs and --threads are ignored",
     )
 
 
 def _compare(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Train a model of images or text with several arms over several seeds, one file per run, "
-        "then print a table with intervals and tests against base and write summary.json, "
-        "summary.md and report.html. "
+        "Train an image classifier or a language model with several arms over several seeds, one "
+        "file per run, then print a table with intervals and tests against base and write "
+        "summary.json, summary.md and report.html. "
         "Finished runs are skipped and unfinished ones resumed: run the same command again to "
         "continue."
     )
     add_arms(parser)
-    parser.add_argument("--text", metavar="FILE", help="plain text in UTF-8 for --task language; "
-                        "without it, Python's own documentation. The last tenth is held "
+    parser.add_argument("--text", metavar="FILE", help="UTF-8 text file for --task language; "
+                        "default: Python's own documentation. The last tenth is held "
                         "out")  # fmt: skip
-    parser.add_argument("--seeds", type=at_least(1), default=3, metavar="N", help="per arm (3)")
-    parser.add_argument("--first-seed", type=at_least(0), default=0, metavar="N", help="(0)")
+    parser.add_argument(
+        "--seeds", type=at_least(1), default=3, metavar="N", help="seeds per arm (3)"
+    )
+    parser.add_argument("--first-seed", type=at_least(0), default=0, metavar="N", help="first seed")
     parser.add_argument(
         "--tensorboard", action="store_true", help="also write curves for TensorBoard"
     )
@@ -181,28 +183,28 @@ def _compare(parser: argparse.ArgumentParser) -> None:
 
 def _reproduce(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Train or measure what a part of the paper reports, and state for each of its claims: "
-        "reproduced, not reproduced, or not run. full is the paper's own setting, for GPUs; small "
-        "takes an hour or two on two cores; smoke takes a minute and only shows that it runs. "
-        "Finished runs are kept, and shared between experiments of one scale. speedrun is not from "
-        "the paper: a strong recipe on CIFAR-10, with and without primum, at several budgets."
+        "Repeat an experiment of the paper and print for each of its claims: reproduced, not "
+        "reproduced, or not run. full is the paper's own setting, for GPUs; small takes an hour or "
+        "two on two cores; smoke takes a minute and only checks that it runs. Finished runs are "
+        "kept, and shared between experiments of one scale. speedrun is not from the paper: a "
+        "strong recipe on CIFAR-10, with and without primum, at several budgets."
     )
     names = (*PAPER, SPEEDRUN)
     parser.add_argument("name", nargs="?", choices=names, metavar="NAME", help=", ".join(names))
-    parser.add_argument("--list", action="store_true", help="all experiments and their cost")
+    parser.add_argument("--list", action="store_true", help="list all experiments and their cost")
     parser.add_argument("--scale", choices=SCALES, default="small", help="(%(default)s)")
-    parser.add_argument("--seeds", type=at_least(1), metavar="N", help="instead of the scale's own")
-    parser.add_argument("--train-size", type=at_least(1), metavar="N", help="speedrun: images, "
-                        "instead of the scale's own")  # fmt: skip
+    parser.add_argument("--seeds", type=at_least(1), metavar="N", help="runs per arm (by scale)")
+    parser.add_argument("--train-size", type=at_least(1), metavar="N", help="speedrun: number of "
+                        "training images (by scale)")  # fmt: skip
     parser.add_argument("--budgets", type=at_least(1), nargs="+", default=[], metavar="N",
-                        help="speedrun: epochs of the schedules")  # fmt: skip
-    parser.add_argument("--precision", choices=("bf16", "fp32"), help="speedrun: bf16 if the "
-                        "device computes in it, else fp32")  # fmt: skip
+                        help="speedrun: lengths of the schedules in epochs")  # fmt: skip
+    parser.add_argument("--precision", choices=("bf16", "fp32"), help="speedrun (bf16 if the "
+                        "device supports it, else fp32)")  # fmt: skip
     parser.add_argument(
         "--resume",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="use and resume runs in --out; otherwise, refuse a folder that has some",
+        help="reuse and resume runs in --out; with --no-resume, refuse a folder that has runs",
     )
     parser.add_argument("--device", default="cpu", metavar="NAME", help="cpu, cuda, ... (cpu)")
     add_place(parser, "runs/reproduce")
@@ -210,30 +212,35 @@ def _reproduce(parser: argparse.ArgumentParser) -> None:
 
 def _inspect(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Measure a model about to take a step: which samples it harms, in the head, in the whole "
-        "network and really; how well the head approximates the network; what weights remove. "
-        "While training for some steps, or at checkpoints. Prints a table and writes run.json and "
-        "report.html. Ctrl-C keeps what is finished."
+        "Measure what the next step does to the samples of its batch: in the head, in the whole "
+        "network, and by taking it on copies; how well the head approximates the network; how much "
+        "harm weights remove. Measures during training or at checkpoints, prints a table and "
+        "writes run.json and report.html. Ctrl-C keeps finished measurements."
     )
     add_settings(parser, INSPECT_SETTINGS)
     parser.set_defaults(schedule="constant")
     how = parser.add_argument_group("how to measure")
     how.add_argument("--data-dir", metavar="DIR", help="folder with the data's Parquet files; "
-                     "else the hub")  # fmt: skip
+                     "default: download from the Hugging Face hub")  # fmt: skip
     how.add_argument("--checkpoint", type=Path, nargs="+", metavar="FILE", help="measure these "
                      "instead of training: a state_dict, or a dict with model, optimizer and "
                      "step")  # fmt: skip
-    how.add_argument("--train-steps", type=at_least(0), metavar="N", help=f"{INSPECT_STEPS}; "
-                     "0 measures the untrained model")  # fmt: skip
+    how.add_argument("--train-steps", type=at_least(0), metavar="N", help="length of training; 0 "
+                     f"measures the untrained model ({INSPECT_STEPS})")  # fmt: skip
     how.add_argument("--every", type=at_least(1), default=50, metavar="K", help="steps between "
                      "measurements (%(default)s)")  # fmt: skip
-    how.add_argument("--batches", type=at_least(1), default=1, metavar="N", help="per measurement")
+    how.add_argument("--batches", type=at_least(1), default=1, metavar="N", help="batches per "
+                     "measurement")  # fmt: skip
     how.add_argument("--reduce", action="store_true", help="train with primum.attach")
     how.add_argument(
-        "--radius", type=float, default=RADIUS["sample"], metavar="X", help="%(default)s"
+        "--radius",
+        type=float,
+        default=RADIUS["sample"],
+        metavar="X",
+        help="radius of the trust region (%(default)s)",
     )
     how.add_argument("--seed", type=at_least(0), default=0, metavar="N")
-    how.add_argument("--threads", type=at_least(1), metavar="N", help="of torch; its own default")
+    how.add_argument("--threads", type=at_least(1), metavar="N", help="torch threads")
     parser.add_argument("-o", "--out", type=Path, default=Path("runs/inspect"), metavar="DIR",
                         help="folder for run.json and report.html (%(default)s)")  # fmt: skip
 
@@ -249,12 +256,12 @@ def _report(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         type=Path,
         metavar="RUN",
-        help="a run's JSON file, a table .jsonl.gz, results.json of primum demo, or a folder",
+        help="run file (.json), table of runs (.jsonl.gz), results.json of primum demo, or folder",
     )
     parser.add_argument(
-        "-o", "--out", type=Path, default=Path("report.html"), metavar="FILE", help="the page"
+        "-o", "--out", type=Path, default=Path("report.html"), metavar="FILE", help="output file"
     )
-    parser.add_argument("--title", default="What did the steps do?", help="heading of the page")
+    parser.add_argument("--title", default="What did the steps do?", help="title of the page")
 
 
 if __name__ == "__main__":

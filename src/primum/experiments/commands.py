@@ -1,4 +1,4 @@
-"""What `primum compare`, `primum inspect` and `primum report` do with their options."""
+"""The commands `primum compare`, `primum inspect` and `primum report`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from primum.experiments.verdicts import headline
 
 
 def place_of(arguments: argparse.Namespace, folder: Path | None = None) -> Place:
-    """Where and how a sweep is run."""
+    """Where and how to run a sweep."""
     return Place(
         store=Store(folder or arguments.out),
         data_dir=arguments.data_dir,
@@ -57,12 +57,12 @@ def place_of(arguments: argparse.Namespace, folder: Path | None = None) -> Place
 
 
 def progress_of(ranks: Ranks) -> Progress:
-    """Rank 0 shows progress, the others nothing."""
+    """Progress display; silent except on rank 0."""
     return Progress() if ranks.leads else Progress(io.StringIO())
 
 
 def compare(arguments: argparse.Namespace) -> int:
-    """Train the grid of runs, then write tables and pages."""
+    """Train the grid of runs, then write tables and a report."""
     place = place_of(arguments)
     points = options.points(arguments)
     seeds = range(arguments.first_seed, arguments.first_seed + arguments.seeds)
@@ -97,9 +97,9 @@ def write_summary(
 
 
 def tensorboard_writer(folder: Path) -> OnRun:
-    """A callback that writes a run's curves into a folder of its own, atomically, and once.
+    """A callback that writes each run's curves to its own folder, atomically and only once.
 
-    Made before the first run, so that a missing package is noticed then.
+    Created before the first run, so that a missing package is reported at the start.
     """
     from torch.utils.tensorboard import SummaryWriter
 
@@ -121,7 +121,7 @@ def tensorboard_writer(folder: Path) -> OnRun:
 
 
 def report(arguments: argparse.Namespace) -> int:
-    """Write the page of some runs and print their verdicts."""
+    """Write the report of some runs and print their verdicts."""
     records = read_runs(arguments.runs)
     write_text(arguments.out, render(records, title=arguments.title))
     for group in group_runs(records):
@@ -133,7 +133,7 @@ def report(arguments: argparse.Namespace) -> int:
 def inspect(arguments: argparse.Namespace) -> int:
     """Measure a model while it trains, or at checkpoints; returns the exit code.
 
-    `run.json` is written after every measurement, so Ctrl-C keeps what is finished.
+    `run.json` is written after every measurement, so Ctrl-C keeps finished ones.
     """
     check_device(arguments.device)
     settings = inspect_settings(arguments)
@@ -164,12 +164,12 @@ def inspect(arguments: argparse.Namespace) -> int:
     print(text_table(look_rows(record), left=2))
     print(f"\nReport: {out / 'report.html'}; data: {out / 'run.json'}")
     if stopped:
-        print("Stopped; what was finished is kept.", file=sys.stderr)
+        print("Stopped; finished measurements are kept.", file=sys.stderr)
     return 130 if stopped else 0
 
 
 def _measure(trainer: Trainer, looks: Looks, arguments: argparse.Namespace) -> Iterator[bool]:
-    """Train or load, step by step; yields after each measurement whether it was the last."""
+    """Train or load checkpoints; yields after each measurement whether it was the last."""
     if arguments.checkpoint or not arguments.train_steps:
         for number, path in enumerate(arguments.checkpoint or [None]):
             step, label = 0, "step 0"

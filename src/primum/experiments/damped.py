@@ -1,8 +1,8 @@
-"""Plain training with a smaller gradient in one direction: the one that moves all logits alike.
+"""Plain training with a damped common shift of the logits.
 
-The mean over the batch of the gradients at the head's output raises the logits of some classes and
-lowers those of others, for all samples alike. This arm removes a share of it. No sample gets more
-weight than another: what it gains, it gains by damping that direction alone.
+The mean gradient at the head's output, over the batch, raises the logits of some classes and lowers
+those of others, equally for all samples. This arm removes a share of it. No sample gets extra
+weight, so any gain comes from damping that direction alone.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from primum.experiments.methods import Unhooked
 
 
 class Damped(Unhooked):
-    """A share `damping` of the mean gradient at the logits is taken from each sample's gradient.
+    """Subtracts a share `damping` of the mean logit gradient from each sample's gradient.
 
-    Leaves no reports: the gradients that arrive at the head are not those of single losses.
+    Steps have no reports, because the gradients at the head are not those of single losses.
     """
 
     def losses(self, logits: Tensor, targets: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The rule for the default radius, applied to the tuned settings: docs/results.md states it."""
+"""The rule for the default radius (see docs/results.md), applied to the tuned settings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SEEDS = 3  # of base and of every radius, at least
 
 @dataclass(frozen=True)
 class Gains:
-    """What each radius gains in a setting, in standard deviations of base over seeds."""
+    """Gain of each radius in a setting, in standard deviations of base over seeds."""
 
     name: str
     seeds: int
@@ -46,7 +46,7 @@ def means(settings: Sequence[Gains]) -> dict[float, float]:
 
 
 def chosen(settings: Sequence[Gains]) -> float:
-    """The radius with the highest mean gain; of those about as high, the smallest."""
+    """The smallest radius whose mean gain is within `EQUAL` of the highest."""
     found = means(settings)
     best = max(found.values())
     return min(radius for radius, gain in found.items() if gain >= best - EQUAL)

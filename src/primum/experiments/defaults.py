@@ -1,4 +1,4 @@
-"""Learning rates, weight decays and settings that a run gets where none are given, by task."""
+"""Default learning rates, weight decays and other settings, by task."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from primum.experiments.arms import Task
 from primum.experiments.schedules import scaled_lr
 
 OPTIMIZERS: dict[str, str] = {"sgd": "SGD", "adamw": "AdamW"}
-# The paper's for CIFAR (App. E), at batches of 128; they grow with the batch's square root.
+# The paper's for CIFAR (App. E), at batches of 128, scaled by the square root of the batch size.
 RATES: dict[str, float] = {"sgd": 0.1, "adamw": 1e-3}
 DECAYS: dict[str, float] = {"sgd": 1e-4, "adamw": 5e-5}
 # For language, at batches of 32 sequences, likewise.
@@ -43,12 +43,12 @@ LATER: dict[str, Any] = {
 
 
 def usual_lr(task: Task, optimizer: str, batch_size: int) -> float:
-    """The learning rate for a batch size."""
+    """The default learning rate for a batch size."""
     if task == "language":
         return scaled_lr(LANGUAGE_RATES[optimizer], batch_size, base_batch_size=SEQUENCES)
     return scaled_lr(RATES[optimizer], batch_size)
 
 
 def usual_decay(task: Task, optimizer: str) -> float:
-    """The weight decay."""
+    """The default weight decay."""
     return (LANGUAGE_DECAYS if task == "language" else DECAYS)[optimizer]

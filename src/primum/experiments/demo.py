@@ -1,9 +1,9 @@
-"""`primum demo`: a small grid of ordinary runs, and a page about them.
+"""`primum demo`: a small grid of runs, and a report on them.
 
-Learning rates and weight decays were chosen for the base arm alone, by its test accuracy over other
-seeds than the demo's (grids of factor 2 in lr; the best lr lies inside): no other arm is tuned. The
-schedule is short on purpose: after 40 epochs every arm has fitted the training images, and faster
-training no longer shows.
+Learning rates and weight decays were tuned for the base arm only, by its test accuracy over seeds
+that the demo does not use (grids of factor 2 in lr; the best lr is inside the grid). The schedule
+is short on purpose: after 40 epochs every arm has fitted the training images, and faster training
+no longer shows.
 """
 
 from __future__ import annotations
@@ -68,13 +68,13 @@ NOTES = (
 
 
 def points(epochs: int = 15, train_size: int = 512) -> list[RunSettings]:
-    """The demo's two settings."""
+    """Settings of the demo's two models."""
     sizes = {"epochs": epochs, "train_size": train_size}
     return [replace(CNN, **sizes), replace(TRANSFORMER, **sizes, warmup=WARMUP * epochs)]  # type: ignore[arg-type]
 
 
 def demo(arguments: argparse.Namespace) -> int:
-    """Train what is missing, print tables and verdicts, write report.html and results.json."""
+    """Train missing runs, print tables and verdicts, write report.html and results.json."""
     if arguments.ranks > 1:
         return _with_torchrun(arguments)
     start = perf_counter()
@@ -131,7 +131,7 @@ def write(
 
 
 def _with_torchrun(arguments: argparse.Namespace) -> int:
-    """The same command under torchrun, in as many processes as there are ranks."""
+    """Run the same command under torchrun, with one process per rank."""
     words = list(arguments.words)
     for place, word in enumerate(words):
         if word == "--ranks":

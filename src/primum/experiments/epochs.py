@@ -1,7 +1,7 @@
-"""Batches whose order depends on seed, epoch and step alone, of images and of text.
+"""Batches of images or text whose order depends only on seed, epoch and step.
 
-A run that resumes in the middle of an epoch sees exactly the batches it would have seen, whatever
-the number of workers; only the numbers of epoch and step have to be stored.
+A run that resumes in the middle of an epoch sees the same batches as without the interruption, with
+any number of workers; a checkpoint only stores epoch and step.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ LOOK_UP = 0.5  # seconds between a worker's checks for its parent
 
 
 class Batch(NamedTuple):
-    """Inputs, targets and ids of some samples; an id is a sample's place in its split.
+    """Inputs, targets and ids of some samples; an id is a sample's index in its split.
 
     Images: inputs float [B, 3, H, W], normalised; labels [B] or soft targets [B, classes]; ids [B].
-    Text: tokens [B, T]; the tokens that follow each of them [B, T]; ids [B].
+    Text: tokens [B, T]; next tokens [B, T]; ids [B].
     """
 
     inputs: Tensor
@@ -38,24 +38,24 @@ class Batch(NamedTuple):
     ids: Tensor
 
     def to(self, device: torch.device) -> Batch:
-        """The same on a device."""
+        """The batch on a device."""
         return Batch(*(each.to(device, non_blocking=True) for each in self))
 
 
 class Epochs:
-    """Epochs of batches of a number of samples; a subclass makes the batches.
+    """Iterates over batches, epoch by epoch; subclasses implement `make`.
 
     Args:
         count: number of samples.
-        batch_size: samples of a step, over all ranks.
-        seed: of the order.
-        shuffle: a new order in each epoch; otherwise their own.
-        drop_last: leave out a last batch that is not full.
-        stream: draw all epochs' orders from one generator, as `primum demo` always did, instead of
-            one generator per epoch.
-        workers: processes that prepare batches, which changes no bit of them. They end with the
-            epoch, or when its batches are closed or let go.
-        rank: which part of each batch this process takes, of `ranks`.
+        batch_size: samples per step, over all ranks.
+        seed: seed of the order.
+        shuffle: use a new order in each epoch, instead of the stored one.
+        drop_last: leave out an incomplete last batch.
+        stream: draw the orders of all epochs from one generator, as `primum demo` always did,
+            instead of one generator per epoch.
+        workers: processes that prepare batches; they do not change them. They end with the epoch,
+            or when its generator is closed or garbage-collected.
+        rank: which part of each batch this process takes.
         ranks: number of processes that share a batch.
     """
 
@@ -77,7 +77,7 @@ class Epochs:
         if drop_last and batch_size > count:
             raise ValueError(
                 f"batch_size is {batch_size}, but there are {count} samples; "
-                "choose a smaller one, or drop_last=False"
+                "choose a smaller one, or set drop_last=False"
             )
         if seed < 0:
             raise ValueError(f"seed must be >= 0, got {seed}")
@@ -91,7 +91,7 @@ class Epochs:
         self.rank, self.ranks = rank, ranks
 
     def __len__(self) -> int:
-        """Steps of an epoch."""
+        """Steps per epoch."""
         whole, rest = divmod(self.count, self.batch_size)
         return whole if self.drop_last or not rest else whole + 1
 
@@ -103,7 +103,7 @@ class Epochs:
         return _from_workers(steps, min(self.workers, len(steps)))
 
     def order(self, epoch: int) -> Tensor:
-        """All ids in the order of an epoch; [N]."""
+        """All ids in the order of this epoch. [N]."""
         if not self.shuffle:
             return torch.arange(self.count)
         if not self.stream:
@@ -113,12 +113,12 @@ class Epochs:
         return orders[-1]
 
     def make(self, ids: Tensor, epoch: int, step: int) -> Batch:
-        """One batch of the given samples, as at this step."""
+        """The batch of these samples at this step."""
         raise NotImplementedError
 
 
 class _Steps(Dataset[Batch]):
-    """The steps of one epoch, each made when asked for."""
+    """The batches of one epoch, created on access."""
 
     def __init__(self, batches: Epochs, epoch: int, first_step: int) -> None:
         self.batches, self.epoch, self.first_step = batches, epoch, first_step
@@ -134,9 +134,9 @@ class _Steps(Dataset[Batch]):
 
 
 class _ErrorsAsItems(Dataset[Batch | UserError]):
-    """The same steps; a `UserError` is returned instead of raised.
+    """Like `_Steps`, but returns a `UserError` instead of raising it.
 
-    A loader would add the traceback of its process to the message.
+    A DataLoader would add its worker's traceback to the message.
     """
 
     def __init__(self, steps: _Steps) -> None:
@@ -153,15 +153,15 @@ class _ErrorsAsItems(Dataset[Batch | UserError]):
 
 
 def _from_workers(steps: _Steps, workers: int) -> Generator[Batch, None, None]:
-    """Made by other processes, a few ahead; they end when this does."""
+    """Batches prefetched by worker processes, which end with this generator."""
     loader = DataLoader(
         _ErrorsAsItems(steps),
         batch_size=None,
         num_workers=workers,
-        # The default of a program's first process: a spawned one would spawn, which takes seconds.
+        # The main process's default: in a spawned process it would be spawn, which takes seconds.
         multiprocessing_context=get_all_start_methods()[0],
         worker_init_fn=_follow_parent,
-        generator=torch.Generator(),  # otherwise it draws from the global one and changes dropout
+        generator=torch.Generator(),  # the global one would be advanced, which changes dropout
     )
     for found in loader:
         if isinstance(found, UserError):
@@ -170,7 +170,7 @@ def _from_workers(steps: _Steps, workers: int) -> Generator[Batch, None, None]:
 
 
 def _follow_parent(worker: int) -> None:
-    """Exit soon after the parent process is gone; the loader's own check takes 5 seconds."""
+    """Exit soon after the parent process has died; the loader's own check takes 5 seconds."""
     parent = os.getppid()
 
     def watch() -> None:
@@ -182,6 +182,6 @@ def _follow_parent(worker: int) -> None:
 
 
 def generator_of(*numbers: int) -> torch.Generator:
-    """A generator for each list of numbers, unrelated to those for others."""
+    """A generator seeded by these numbers, independent of those for other numbers."""
     seed = np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0]
     return torch.Generator().manual_seed(int(seed))

@@ -1,4 +1,4 @@
-"""Errors that a user can fix, each reported as one line."""
+"""Errors that a user can fix, reported as one line each."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ INSTALL = "pip install 'primum[experiments]'"
 
 
 class UserError(ValueError):
-    """A wrong setting, file or folder. The message names the value and says what to do."""
+    """A wrong setting, file or folder. The message has the value and a way to fix it."""
 
 
 def missing_package(error: ModuleNotFoundError) -> str | None:
-    """How to install the optional package behind a failed import; None for any other module."""
+    """How to install the optional package of a failed import; None for other modules."""
     package = (error.name or "").partition(".")[0]
     if package not in PACKAGES:
         return None

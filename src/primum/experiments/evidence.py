@@ -1,4 +1,4 @@
-"""From runs and measurements to findings: what each claim of the paper rests on here."""
+"""Findings on the paper's claims, from runs and measurements."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Found = Mapping[str, RunRecord]  # by key
 def runs_of(
     name: str, scale: Scale, seeds: Sequence[int], device: str = "cpu"
 ) -> list[RunSettings]:
-    """The runs behind an experiment; none for those measured by a script of `benchmarks`."""
+    """The runs of an experiment; none for those measured by a script in `benchmarks`."""
     runs: list[RunSettings] = []
     if name in TABLES:
         for seed in seeds:
@@ -51,12 +51,12 @@ def findings_of(
     """Judge all claims of an experiment.
 
     Args:
-        name: Of the experiment.
-        scale: Of its runs.
-        seeds: That were run.
+        name: Name of the experiment.
+        scale: Scale of its runs.
+        seeds: Seeds that were run.
         found: Runs by key; claims without runs are "not run".
-        scripts: Results of scripts of `benchmarks` by name.
-        device: Of the runs.
+        scripts: Results of scripts in `benchmarks`, by name.
+        device: Device of the runs.
     """
     if name in TABLES:
         return judge_table(name, scale, seeds, found, device)
@@ -88,7 +88,7 @@ def findings_of(
 def judge_table(
     name: str, scale: Scale, seeds: Sequence[int], found: Found, device: str = "cpu"
 ) -> list[Finding]:
-    """Each cell: the paper's recipe against base, which is its claim, and primum beside it.
+    """Two findings per cell: the paper's recipe against base (the claim), and primum against base.
 
     The tests of a recipe over all cells are one family.
     """
@@ -148,7 +148,7 @@ def _last_moments(run: RunRecord) -> list[dict[str, Any]]:
 
 
 def judge_moments(label: str, moments: Sequence[dict[str, Any]], scale: Scale) -> list[Finding]:
-    """Figure 1's three statements about one network."""
+    """Judge Figure 1's three statements about one network."""
     head = fmean(moment["error"][-1] for moment in moments)
     middle = fmean(moment["error"][len(moment["error"]) // 2] for moment in moments)
     reors = [m["table"]["reor"][m["table"]["weights"].index("paper")] for m in moments]
@@ -167,7 +167,7 @@ def judge_moments(label: str, moments: Sequence[dict[str, Any]], scale: Scale) -
 
 
 def judge_blocks(runs: Sequence[RunRecord], scale: Scale) -> list[Finding]:
-    """Figure 11's statements; the first run is plain training, then by number of blocks."""
+    """Judge Figure 11's statements; runs are plain training, then by number of blocks."""
     plain, first, last = runs[0], runs[1], runs[-1]
     blocks = [int(run.arm_settings["blocks"]) for run in runs]
     accuracies = [100 * (run.final["test_accuracy"] or 0.0) for run in runs]
@@ -194,10 +194,10 @@ def _with(statement: claims.Statement, more: str) -> claims.Statement:
 
 
 def judge_solver(data: str, group: Mapping[str, Any], scale: Scale) -> list[Finding]:
-    """Figure 2: how much the paper's solver removes, and whether it converges early.
+    """Judge Figure 2: how much the paper's solver removes, and whether it converges early.
 
-    The paper's own criterion has a tolerance that it does not give; here it is the share of what
-    many more iterations remove.
+    The paper does not give the tolerance of its stopping criterion, so convergence is judged by the
+    share of what many more iterations remove.
     """
     label = f"{data}, {group['optimizer']}, B={group['batch']}: "
     arms = [problem["arms"] for problem in group["problems"]]
@@ -219,7 +219,7 @@ def judge_solver(data: str, group: Mapping[str, Any], scale: Scale) -> list[Find
 
 
 def judge_size(row: Mapping[str, Any], scale: Scale) -> Finding:
-    """Tables 3 and 4: whether the factorised matrix is faster where the paper's is."""
+    """Judge Tables 3 and 4: is the factorised matrix faster where it is in the paper?"""
     label = f"{row['optimizer']}, {row['inputs']}x{row['outputs']}, B={row['batch']}"
     explicit, factorised = row["paper_explicit"], row["paper_factorised"]
     if factorised is None:

@@ -1,4 +1,4 @@
-"""Atomic file writes: a reader sees the whole new file or the old one, never half of it."""
+"""Atomic file writes: readers see the old file or the complete new one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from primum.experiments.errors import UserError
 
 @contextmanager
 def atomic(path: Path) -> Iterator[BinaryIO]:
-    """A file to write to; it is synced and moved to `path` when the block ends without error."""
+    """Open a temporary file; it is synced and moved to `path` if the block raises no error."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -43,7 +43,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def remove_drafts(folder: Path) -> None:
-    """Delete drafts of `atomic` whose process has been killed."""
+    """Delete temporary files of `atomic` whose process was killed."""
     for draft in folder.glob(".*.part"):
         if not _is_running(draft.name.split(".")[-2]):
             draft.unlink(missing_ok=True)
@@ -52,8 +52,8 @@ def remove_drafts(folder: Path) -> None:
 def _explain(path: Path, error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return (
-            f"no space left to write {path}; free some and run the same command again, "
-            "finished runs are kept"
+            f"no space left to write {path}; free some space and run the same command again "
+            "(finished runs are kept)"
         )
     return f"cannot write {path}: {error.strerror or error}; choose another folder"
 

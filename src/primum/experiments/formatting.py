@@ -1,4 +1,4 @@
-"""Results as text: intervals, differences, one row per arm, a page of a comparison."""
+"""Results as text: intervals, differences, one row per arm, a summary page."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOTE = (
 
 
 def show(value: Interval | None, digits: int, sign: str = "") -> str:
-    """`mean ± half-width`; the mean alone for one value; a dash for None."""
+    """`mean ± half-width`; only the mean for a single value; a dash for None."""
     if value is None:
         return "–"
     width = "" if math.isnan(value.half_width) else f" ± {value.half_width:.{digits}f}"
@@ -27,7 +27,7 @@ def show(value: Interval | None, digits: int, sign: str = "") -> str:
 
 
 def show_mean(value: Interval | None, digits: int) -> str:
-    """The mean alone; a dash for None."""
+    """The mean; a dash for None."""
     return "–" if value is None else f"{value.mean:.{digits}f}".replace("-0.00", "0.00")
 
 
@@ -46,7 +46,7 @@ def with_p(test: Difference | None, digits: int = 1) -> str:
 
 
 def arm_rows(group: Group) -> list[list[str]]:
-    """One row per arm, headings first; columns without any number are left out."""
+    """Header and one row per arm; columns without numbers are left out."""
     columns: list[list[str]] = [["", *group.arms]]
     for name in METRICS:
         metric = group.about(name)
@@ -70,7 +70,7 @@ def _could_see(test: Difference | None, digits: int) -> str:
 
 
 def summary_page(groups: Sequence[Group], command: str, title: str) -> str:
-    """A Markdown page: a table per group, what it means, and the command."""
+    """A Markdown page with a table per group, an explanation, and the command."""
     parts = [f"# {title}"]
     for group in groups:
         head, *body = arm_rows(group)

@@ -1,4 +1,4 @@
-"""One run from its start, or its checkpoint, to its file."""
+"""Train one run, from scratch or from its checkpoint, and write its file."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from primum.experiments.torchrun import current
 from primum.experiments.trainer import Callback, Trainer
 from primum.experiments.views import Views
 
-APART = 1 << 20  # between the seeds of two ranks, for dropout and the like
+APART = 1 << 20  # distance between the seeds of two ranks, for dropout
 
-OnStep = Callable[[int, int], object]  # steps taken, steps in all
+OnStep = Callable[[int, int], object]  # steps taken, total steps
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where and how a sweep is run; nothing here changes a result.
+    """Where and how a sweep is run; none of this changes results.
 
     Args:
-        store: Runs and checkpoints.
-        data_dir: Folder of the data; None is the Hugging Face hub.
-        cache_dir: Where decoded images are kept.
-        text: The file of `--text`, for language.
-        checkpoint_seconds: Time between checkpoints; 0 is after each step.
-        workers: Runs at the same time.
-        threads: Of torch, in each run.
-        data_workers: Processes that prepare batches, for each run.
-        command: What was typed, for the record.
-        environment: Versions and hardware, likewise.
+        store: Folder of runs and checkpoints.
+        data_dir: Folder of the data; None uses the Hugging Face hub.
+        cache_dir: Folder for decoded images.
+        text: The file passed as `--text`, for language.
+        checkpoint_seconds: Time between checkpoints; 0 saves after each step.
+        workers: Number of parallel runs.
+        threads: torch threads per run.
+        data_workers: Processes per run that prepare batches.
+        command: The command line, for the run record.
+        environment: Versions and hardware, for the run record.
     """
 
     store: Store
@@ -61,7 +61,7 @@ def train_run(
     place: Place,
     on_step: OnStep = lambda done, steps: None,
 ) -> RunRecord:
-    """Train one run to its end, from its checkpoint if there is one; write it and return it."""
+    """Train a run to its end, from its checkpoint if there is one; write and return its record."""
     data = load(settings, place.data_dir, place.cache_dir, place.text)
     ranks = current()
     device = ranks.device(settings.device)
@@ -81,7 +81,7 @@ def train_run(
             trainer.load_state_dict(state)
         with closing(trainer):
             _train(trainer, place, on_step)
-        # As it will be read from its file: None instead of NaN.
+        # As it would be read from its file: None instead of NaN.
         record = run_from(make_record(trainer, place).as_dict())
     if ranks.leads:
         place.store.save_run(settings, record)
@@ -90,7 +90,7 @@ def train_run(
 
 
 def default_callbacks(settings: RunSettings) -> list[Callback]:
-    """What is measured in a run."""
+    """The callbacks of a run."""
     if settings.look is not None:
         return [Looks()]
     memory = [PeakMemory()] if settings.arm.name == "explicit" else []
@@ -106,7 +106,7 @@ def _train(trainer: Trainer, place: Place, on_step: OnStep) -> None:
         trainer.step()
         on_step(trainer.step_count, trainer.steps)
         alone = trainer.ranks.size == 1
-        # Several ranks have to agree on when, without communication.
+        # All ranks must save at the same step, without communication.
         due = monotonic() - saved >= place.checkpoint_seconds if alone else trainer.between_epochs
         if due and not trainer.finished:
             trainer.stopwatch.stop()
@@ -153,7 +153,7 @@ def make_record(trainer: Trainer, place: Place) -> RunRecord:
 
 @contextmanager
 def own_random_numbers(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed the global generators (dropout and the like) for a block, and restore them after."""
+    """Seed the global generators (for dropout) in a block, and restore them afterwards."""
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)

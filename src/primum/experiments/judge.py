@@ -1,4 +1,4 @@
-"""The one judge of the paper's claims: from what was observed to a status, and to text."""
+"""Judge the paper's claims: from observed values to a status and a text."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ Status = Literal["reproduced", "not reproduced", "not run", "not judged"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One claim beside what was observed.
+    """A claim and what was observed.
 
     Attributes:
-        claim: What the paper states, in a few words or as the place in its table.
-        paper: Its value, as text.
-        ours: Ours.
+        claim: The paper's claim, in a few words or as a position in its table.
+        paper: The paper's value, as text.
+        ours: Our value, as text.
         status: Whether they agree; smoke runs are not judged.
         note: The reason, or further information.
-        adjusted_p: Of the test behind it, corrected for the family; None without a test.
+        adjusted_p: Corrected p-value of the test behind it; None without a test.
     """
 
     claim: str
@@ -42,7 +42,7 @@ class Finding:
 def judge_statement(
     label: str, statement: Statement, value: float | None, ours: str, scale: Scale, note: str = ""
 ) -> Finding:
-    """Reproduced if the measured value lies within the statement's bounds."""
+    """Judge a statement: reproduced if the measured value is within its bounds."""
     claim = f"{label}{statement.label}"
     if value is None:
         return Finding(claim, statement.paper, "–", "not run", note)
@@ -58,9 +58,9 @@ def judge_gain(
     ours: str,
     scale: Scale,
 ) -> Finding:
-    """Reproduced if a difference from base is seen, by the rule, and has the paper's sign.
+    """Judge a gain: reproduced if, by the rule, there is a difference with the paper's sign.
 
-    `gain` is the paper's; None for a method about which the paper claims nothing.
+    `gain` is the paper's; None for a method that the paper makes no claim about.
     """
     if test is None:
         return Finding(claim, paper, "–", "not run")
@@ -97,7 +97,7 @@ class Outcome:
 
     @property
     def verdict(self) -> str:
-        """How many claims were reproduced."""
+        """A summary: how many claims were reproduced."""
         judged = [f for f in self.findings if f.status in ("reproduced", "not reproduced")]
         if not judged:
             kinds = {finding.status for finding in self.findings}
@@ -107,23 +107,23 @@ class Outcome:
         return f"{good} of {len(judged)} reproduced" + (f", {left} not run" if left else "")
 
     def text(self) -> str:
-        """For a terminal."""
+        """The findings as text for a terminal."""
         rows = [["claim", "paper", "ours", "", ""], *map(_cells, self.findings)]
         return f"{self.title}, {self.scale}\n\n{text_table(rows, left=5)}\n\n{self.verdict}"
 
     def markdown(self, level: int = 1) -> str:
-        """A page, or a section of one, without the environment."""
+        """The findings as a Markdown page or section, without the environment."""
         table = markdown_table(["claim", "the paper", "here", "", ""], _rows(self.findings))
         parts = [f"{'#' * level} {self.title}", f"**{self.verdict}**", *self.notes, table]
         return "\n\n".join([*parts, f"```sh\n{self.command}\n```"])
 
     def page(self) -> str:
-        """The page `primum reproduce` writes."""
+        """The Markdown page that `primum reproduce` writes."""
         made = ", ".join(f"{key} {value}" for key, value in self.environment.items())
         return f"{self.markdown()}\n\nScale: {self.scale}. {made}\n"
 
     def json(self) -> str:
-        """Everything, for a file."""
+        """All findings as JSON."""
         content = {"format": "primum-reproduction-1", **asdict(self), "verdict": self.verdict}
         return json.dumps(without_nan(content), indent=1, allow_nan=False) + "\n"
 

@@ -1,4 +1,4 @@
-"""Tables and plots of docs/language.md, from stored runs. The metric is the held-out loss."""
+"""Tables and plots of docs/language.md, from stored runs; the metric is the held-out loss."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ arm_name = partial(named, language=True)
 
 
 def common(group: Group) -> Group:
-    """The same group with the seeds that all of its arms have."""
+    """The group, restricted to seeds that all of its arms have."""
     seeds = set.intersection(*({run.seed for run in runs} for runs in group.arms.values()))
     arms = {arm: [run for run in runs if run.seed in seeds] for arm, runs in group.arms.items()}
     return replace(group, arms=arms)
 
 
 def arms_table(group: Group) -> str:
-    """One setting, arm by arm."""
+    """A table of one setting, one row per arm."""
     tests, others = group.against_base("loss"), group.focus_against("loss")
     rows = [
         [
@@ -57,7 +57,7 @@ def arms_table(group: Group) -> str:
 
 
 def long(results: Results) -> str:
-    """A long run: the arms, and the loss on the way."""
+    """Tables of a long run: final results of the arms, and the loss during training."""
     (group,) = results.groups("language-long")
     group = common(group)
     shown = (250, 500, 1000, 2000, 3000)
@@ -80,13 +80,13 @@ def _loss_at(runs: Sequence[RunRecord], step: int) -> str:
 
 
 def only(results: Results, name: str) -> Group:
-    """The runs of a study of one setting; of radii, with common seeds."""
+    """The group of a study with one setting; the radius study is restricted to common seeds."""
     (group,) = results.groups(f"language-{name}")
     return common(group) if name == "radius" else group
 
 
 def not_run(results: Results) -> str:
-    """Studies of the plan with missing runs."""
+    """A table of the planned studies that have missing runs."""
     rows = []
     for name, runs in results.of("language").items():
         planned = len(STUDIES[name].runs())
@@ -122,7 +122,7 @@ PLOTS = {
 
 
 def language_plots(results: Results) -> dict[str, Figure]:
-    """By file name; those whose runs were made."""
+    """Plots by file name, for studies with runs."""
     drawn = {}
     for name, title in (("rates-char", "characters"), ("rates-word", "words")):
         if results.runs[f"language-{name}"]:
@@ -138,7 +138,7 @@ def language_plots(results: Results) -> dict[str, Figure]:
 
 @styled
 def by_radius(group: Group) -> Figure:
-    """Loss by radius, constant and fading, beside base."""
+    """Plot the loss by radius, constant and fading, with base as a line."""
     figure, axes = canvas()
     look = looks(["base", "primum", "fading"])
     base = group.interval("base", "loss")

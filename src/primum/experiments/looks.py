@@ -1,6 +1,6 @@
-"""Whole-network measurements during training: what the coming step does to each sample.
+"""Whole-network measurements during training: what the next step does to each sample.
 
-`look` measures one batch, the callback `Looks` does so every few steps.
+`look` measures one batch; the callback `Looks` calls it every few steps.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from primum.experiments.trainer import Callback, Trainer
 
 SHOWN = ("plain", "head", "network")  # weightings whose changes are kept sample by sample
 CHUNK = 32  # samples whose gradients are computed at a time
-UNSEEN = 256  # test images on which each weighting's step is tried
-LATER = 1 << 20  # epochs no training reaches: their batches are for measurements alone
-PROTECTED = 24  # samples with most extra weight in a record
+UNSEEN = 256  # test images on which each weighting's step is evaluated
+LATER = 1 << 20  # epochs beyond any training, whose batches are only used for measurements
+PROTECTED = 24  # number of samples with the most extra weight in a record
 
 
 def look(
@@ -42,13 +42,13 @@ def look(
 ) -> dict[str, Any]:
     """Measure the step that is about to be taken on `batch`; `unseen` are test images.
 
-    The model, the optimizer and their random numbers are left as they are.
+    Does not change the model, the optimizer or the random state.
 
     Returns:
-        Plain values. `lr`, `loss`; `layers`, and by layer `scale` and `error` of the partial sum
-        from it on (`Depth`); `table`: `Comparison.table()`, and for each weighting the mean real
-        change of the loss over the batch (`mean_change`) and over test images (`test_change`);
-        `changes` and `real_changes` of each sample's loss by weighting, to first order and
+        Plain values. `lr`, `loss`; `layers`, with `scale` and `error` of the partial sums from each
+        layer on (`Depth`); `table`: `Comparison.table()` with the mean measured loss change of each
+        weighting over the batch (`mean_change`) and over test images (`test_change`);
+        `changes` and `real_changes`: each sample's loss change by weighting, to first order and
         measured; `by_lr`: the plain step at several factors on the learning rate.
     """
     loss = nn.CrossEntropyLoss()
@@ -78,7 +78,7 @@ def look(
 def _by_lr(
     comparison: Comparison, probe: Probe, optimizer: Optimizer, factors: Sequence[float]
 ) -> dict[str, list[float]]:
-    """The plain step at other learning rates; the drift is per unit of lr and stays."""
+    """The plain step at other learning rates; the drift, per unit of lr, does not change."""
     plain = {"plain": comparison.first["plain"]}
     found: dict[str, list[float]] = {}
     for factor in factors:
@@ -107,9 +107,9 @@ def _scaled(optimizer: Optimizer, factor: float) -> Iterator[None]:
 
 
 class Looks(Callback):
-    """Measures every `settings.look.every` steps, before the first step and after the last one.
+    """Measures before the first step, every `settings.look.every` steps, and after the last.
 
-    Every step is reported on, sample by sample.
+    Also records the report of every step, per sample.
 
     Args:
         on_look: Called after each measurement of a batch.
@@ -141,7 +141,7 @@ class Looks(Callback):
     def look(
         self, trainer: Trainer, label: str, *, step: int | None = None, first: Batch | None = None
     ) -> None:
-        """Measure now and evaluate; `first` is the batch the next step will be taken on."""
+        """Measure and evaluate now; `first` is the batch of the next step."""
         settings = trainer.settings.look
         assert settings is not None
         step = trainer.step_count if step is None else step
@@ -214,7 +214,7 @@ class Looks(Callback):
 def most_protected(
     meter: InterferenceMeter, data: ImageData, count: int = PROTECTED
 ) -> list[dict[str, Any]]:
-    """The samples with the largest sums of extra weights, largest first, with their images."""
+    """The samples with the most extra weight in total, in descending order, with their images."""
     samples = meter.samples()
     weights = samples["extra_weight"]
     ranked = sorted(range(len(weights)), key=lambda i: (-weights[i], i))[:count]
@@ -233,7 +233,7 @@ def most_protected(
 
 
 def png(pixels: Tensor) -> str:
-    """Bytes [3, H, W], or floats [1, H, W], as base64 of a PNG."""
+    """Base64 PNG of an image: uint8 [3, H, W], or float [1, H, W]."""
     if pixels.is_floating_point():
         low, high = pixels.min(), pixels.max()
         pixels = (255 * (pixels - low) / (high - low)).to(torch.uint8).expand(3, -1, -1)

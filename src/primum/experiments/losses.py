@@ -1,4 +1,4 @@
-"""Losses of each sample, or of each token of text: cross entropy and the focal loss."""
+"""Per-sample (images) or per-token (text) losses: cross entropy and focal loss."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ SURE = 1e-12  # least `1 - p` in the focal loss, whose power has no gradient at 
 
 
 def cross_entropies(logits: Tensor, targets: Tensor, smoothing: float = 0.0) -> Tensor:
-    """[B, classes], labels [B] or soft targets [B, classes] -> [B].
+    """Cross entropy. [B, classes], labels [B] or soft targets [B, classes] -> [B].
 
-    Of text, [B, T, V], [B, T] -> [B * T].
+    For text: [B, T, V], [B, T] -> [B * T].
     """
     if logits.dim() == 3:
         logits, targets = logits.flatten(0, 1), targets.flatten()

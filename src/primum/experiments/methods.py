@@ -1,4 +1,4 @@
-"""From an arm to what the trainer needs of it: a backward pass, a reducer, a radius per step."""
+"""What the trainer needs from an arm: a backward pass, a reducer, a radius per step."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ from primum.paper import PaperSettings
 from primum.paper.multilayer import MultiLayer, split
 from primum.recipe import Primum, Recipe
 
-NETWORK_ITERS = 50  # of the whole network's problem
+NETWORK_ITERS = 50  # for the whole network's problem
 CHUNK = 32  # samples whose gradients are computed at a time
 
 
 class Method:
-    """One arm attached to one model: weights from a recipe, or none.
+    """An arm attached to a model: weights from a recipe, or none.
 
     Args:
-        settings: Of the run.
-        model: To be trained; DistributedDataParallel over several ranks.
-        optimizer: Of its parameters.
-        scaler: For fp16.
+        settings: Settings of the run.
+        model: The model to train; wrapped in DistributedDataParallel on several ranks.
+        optimizer: Its optimizer.
+        scaler: GradScaler, for fp16.
 
     Attributes:
         weighs: Whether extra weights are applied; otherwise steps are only observed.
@@ -64,7 +64,7 @@ class Method:
         self.attach()
 
     def attach(self) -> None:
-        """Make the reducer, or whatever else the arm's steps need."""
+        """Create the reducer, or whatever else the arm needs."""
         recipe = make_recipe(self.arm, self.settings.seed)
         if recipe is None:
             look = self.settings.look
@@ -82,11 +82,11 @@ class Method:
         return None if self.reducer is None else self.reducer.last
 
     def observed(self, place: int) -> bool:
-        """Whether the step at this place in its period is reported on, which takes time."""
+        """Whether to report on the step at this place in its period, which takes time."""
         return self.weighs or place % self.settings.observe_every == 0
 
     def backward(self, batch: Batch, step: int, steps: int, *, observed: bool) -> Tensor:
-        """Fill the gradients of a step; returns the mean loss."""
+        """Compute the gradients of a step; returns the mean loss."""
         with autocast(self.settings):
             logits = self.model(batch.inputs)
         losses = self.losses(logits, batch.targets)
@@ -99,26 +99,26 @@ class Method:
         return loss.detach()
 
     def set_recipe(self, losses: Tensor, count: int, step: int, steps: int) -> None:
-        """Give a recipe what changes between steps: its radius, and the losses of its rows."""
+        """Set what changes between steps: the recipe's radius, and the losses of its rows."""
         if self.recipe is not None:
             self.recipe.radius = self.arm.radius * radius_share(self.arm, step, steps)
         if isinstance(self.recipe, Reduced):
             self.recipe.losses = self.row_losses(losses.detach(), count)
 
     def losses(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Per-sample losses. [B, classes], [B] or [B, classes] -> [B]; of text, [B * T]."""
+        """Per-sample losses. [B, classes], [B] or [B, classes] -> [B]; for text, [B * T]."""
         smoothing = self.settings.label_smoothing
         if self.arm.name == "focal":
             return focal_losses(logits, targets, self.arm.focal_gamma, smoothing)
         return cross_entropies(logits, targets, smoothing)
 
     def row_losses(self, losses: Tensor, count: int) -> Tensor:
-        """Losses of what gets one weight each: of text, tokens or whole sequences."""
+        """One loss per weight: for text, per token or per sequence."""
         whole = self.settings.task == "language" and self.arm.per == "sample"
         return losses.view(count, -1).sum(1) if whole else losses
 
     def weighted(self, losses: Tensor, batch: Batch) -> Tensor:
-        """The scalar to differentiate; weights of a recipe come in during its backward pass."""
+        """The scalar to differentiate; a recipe's weights are applied in its backward pass."""
         return losses.mean()
 
     def remove(self) -> None:
@@ -135,13 +135,13 @@ class Method:
 
 
 class Part(Method):
-    """The weights on the gradient of the head alone, or of everything below it alone."""
+    """Applies the weights only to the head's gradient, or only to the backbone's."""
 
     def backward(self, batch: Batch, step: int, steps: int, *, observed: bool) -> Tensor:
-        """Weighted gradients of one part, plain ones of the other, by two backward passes.
+        """Weighted gradients for one part and plain ones for the other, by two backward passes.
 
-        The pass that ends at the head is cheap. The plain one comes last: if it is the head's, the
-        reducer does not take its gradient for the one that it handed on.
+        The pass that stops at the head is cheap. The plain pass comes last, so that the reducer
+        does not mistake a plain gradient of the head for the one that it returned.
         """
         assert self.reducer is not None
         assert self.reducer.head is not None
@@ -153,7 +153,7 @@ class Part(Method):
         loss = losses.mean()
         head = [param for param in self.reducer.head.parameters() if param.requires_grad]
         every = [param for param in self.model.parameters() if param.requires_grad]
-        # The hook weighs gradients of the head alone: it has to be among them.
+        # The hook only acts if the head's parameters get gradients, so they are included.
         weighted, plain = (head, every) if self.arm.part == "head" else (every, head)
         first = torch.autograd.grad(loss, weighted, retain_graph=True)
         with self.reducer.paused():
@@ -168,10 +168,10 @@ class Part(Method):
 
 
 class WholeNetwork(Method):
-    """Weights of the whole network's problem, solved at every step."""
+    """Applies the weights of the whole network's problem, solved at every step."""
 
     def observed(self, place: int) -> bool:
-        return False  # the hook would see gradients that are weighted already
+        return False  # the hook would get gradients that are already weighted
 
     def weighted(self, losses: Tensor, batch: Batch) -> Tensor:
         probe = Probe(
@@ -188,10 +188,10 @@ class WholeNetwork(Method):
 
 
 class Unhooked(Method):
-    """An arm without a reducer: its steps are not reported on."""
+    """An arm without a reducer: its steps have no reports."""
 
     def attach(self) -> None:
-        """Nothing: steps are the arm's own."""
+        """Attach nothing."""
 
     def observed(self, place: int) -> bool:
         return False
@@ -231,9 +231,9 @@ def make_method(
     """Attach the run's arm to a model.
 
     Raises:
-        UserError: The model cannot be used; the message names it.
+        UserError: The model cannot be used.
     """
-    # These build on this file.
+    # These import this file.
     from primum.experiments.damped import Damped
     from primum.experiments.rivals import GroupMinNorm, UpGradNetwork
     from primum.experiments.second_look import SecondLook
@@ -276,7 +276,7 @@ def make_recipe(arm: Arm, seed: int) -> Recipe | None:
 
 
 def autocast(settings: RunSettings) -> Any:
-    """Context for forward passes in the run's precision."""
+    """Autocast context for the run's precision."""
     dtype = torch.float16 if settings.precision == "fp16" else torch.bfloat16
     kind = torch.device(settings.device).type
     return torch.autocast(kind, dtype=dtype, enabled=settings.precision != "fp32")

@@ -1,4 +1,4 @@
-"""Optimizers and averaged weights from the settings of a run."""
+"""Optimizer and weight averaging, from the settings of a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from primum.experiments.settings import RunSettings
 
 
 def make_optimizer(settings: RunSettings, model: nn.Module) -> Optimizer:
-    """SGD or AdamW at the full learning rate."""
+    """SGD or AdamW at the peak learning rate."""
     params = [param for param in model.parameters() if param.requires_grad]
     groups: list[dict[str, Any]] = [{"params": params}]
     if not settings.decay_norms or settings.bias_lr != 1:

@@ -1,4 +1,4 @@
-"""Command-line options made from settings, and settings made from options."""
+"""Command-line options from settings, and settings from options."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from primum.experiments.texts import name_of
 
 
 def at_least(least: int) -> Any:
-    """An argparse type: a whole number from `least` up."""
+    """An argparse type: an integer >= `least`."""
 
     def whole(text: str) -> int:
         if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"must be a whole number from {least} up, got {text}")
+            raise argparse.ArgumentTypeError(f"must be an integer >= {least}, got {text}")
         return int(text)
 
     return whole
 
 
 def add_settings(parser: argparse.ArgumentParser, only: Sequence[str] = ()) -> None:
-    """One option per setting of a run, each with several values, which make a grid of runs.
+    """Add one option per setting of a run; several values form a grid of runs.
 
-    `only` names some of the settings, which then have one value each.
+    With `only`, add only these settings, with one value each.
     """
-    several = "" if only else "; several values make a grid"
+    several = "" if only else "; several values form a grid"
     group = parser.add_argument_group(f"what to train{several}")
     for each in run_options():
         if only and each.name not in only:
@@ -52,7 +52,7 @@ def add_settings(parser: argparse.ArgumentParser, only: Sequence[str] = ()) -> N
             nargs=None if only or each.name == "task" else "+",
             type=kind,
             choices=choices,
-            # Compare fills in what is not given, when the task is known.
+            # Missing values are filled in once the task is known.
             default=each.default if only else None,
             metavar=None if choices else _metavar(kind),
             help=f"{about} ({usual})" if usual else about,
@@ -60,7 +60,7 @@ def add_settings(parser: argparse.ArgumentParser, only: Sequence[str] = ()) -> N
 
 
 def add_arms(parser: argparse.ArgumentParser) -> None:
-    """Which arms, and their settings."""
+    """Add the options for arms and their settings."""
     listed = "; ".join(f"{name}: {info.about}" for name, info in ARMS.items())
     group = parser.add_argument_group("arms")
     group.add_argument(
@@ -68,7 +68,7 @@ def add_arms(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=["base", "primum"],
         metavar="ARM",
-        help=f"{listed}. base is always run. A setting may be added: primum@radius=0.4",
+        help=f"{listed}. base is always run. An arm may have settings: primum@radius=0.4",
     )
     for each in arm_settings():
         kind, about, choices = (each.metadata[name] for name in ("kind", "help", "choices"))
@@ -82,14 +82,15 @@ def add_arms(parser: argparse.ArgumentParser) -> None:
 
 
 def add_place(parser: argparse.ArgumentParser, out: str) -> None:
-    """Where to read and write, and how many processes to use."""
+    """Add the options for folders and number of processes."""
     group = parser.add_argument_group("where and how many processes")
     group.add_argument(
         "--data-dir",
         metavar="DIR",
-        help="folder with the data's Parquet files; else the hub. Of kjv.txt, for --data kjv",
+        help="folder with the data's Parquet files, or with kjv.txt for --data kjv; default: "
+        "download from the Hugging Face hub",
     )
-    group.add_argument("--cache-dir", metavar="DIR", help="where decoded images are kept")
+    group.add_argument("--cache-dir", metavar="DIR", help="folder for decoded images")
     group.add_argument(
         "--out", type=Path, default=Path(out), metavar="DIR", help="folder for runs (%(default)s)"
     )
@@ -98,17 +99,17 @@ def add_place(parser: argparse.ArgumentParser, out: str) -> None:
         type=at_least(1),
         default=1,
         metavar="K",
-        help="runs at a time, at most the cores (1)",
+        help="number of parallel runs, at most the number of cores (1)",
     )
     group.add_argument(
-        "--threads", type=at_least(1), default=1, metavar="N", help="of torch, per run (1)"
+        "--threads", type=at_least(1), default=1, metavar="N", help="torch threads per run (1)"
     )
     group.add_argument(
         "--data-workers",
         type=at_least(0),
         default=0,
         metavar="N",
-        help="processes that prepare images, per run; useful for photographs (0)",
+        help="processes per run that prepare images; useful for photographs (0)",
     )
     group.add_argument(
         "--checkpoint-seconds",
@@ -120,7 +121,7 @@ def add_place(parser: argparse.ArgumentParser, out: str) -> None:
 
 
 def points(arguments: argparse.Namespace) -> list[RunSettings]:
-    """The grid of settings; arm and seed are still at their defaults."""
+    """The grid of settings, with default arm and seed."""
     usual = _usual(arguments)
     values: dict[str, list[Any]] = {}
     for each in run_options():
@@ -134,24 +135,24 @@ def points(arguments: argparse.Namespace) -> list[RunSettings]:
 
 
 def _usual(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Values for what was not given, where they are not those of `RunSettings`."""
+    """Defaults that differ from those of `RunSettings`, for options that were not given."""
     text = getattr(arguments, "text", None)
     if arguments.task != "language":
         if text is not None:
-            raise UserError("--text is for --task language; add that")
+            raise UserError("--text needs --task language")
         return {}
     usual = dict(LANGUAGE)
     if arguments.epochs is not None:
         del usual["steps"]
     if text is not None:
         if arguments.data is not None:
-            raise UserError("--text and --data both name a text; give one of them")
+            raise UserError("--text and --data both name a text; pass only one of them")
         usual["data"] = name_of(text)
     return usual
 
 
 def arms(arguments: argparse.Namespace) -> list[Arm]:
-    """The chosen arms, each with the common settings that it accepts."""
+    """The chosen arms, with the common settings that each accepts."""
     given = {
         each.name: value
         for each in arm_settings()
@@ -161,7 +162,7 @@ def arms(arguments: argparse.Namespace) -> list[Arm]:
 
 
 def typed_command(typed: Sequence[str]) -> str:
-    """The command line without folders of this machine."""
+    """The command line without local folder names."""
     words = list(typed)
     for place, word in enumerate(words):
         option, equals, value = word.partition("=")

@@ -35,12 +35,12 @@ def render(
     introduction: Sequence[str] = (),
     notes: Sequence[str] = (),
 ) -> str:
-    """The HTML of a report.
+    """The report as HTML.
 
     Args:
         records: Runs of any kind; those with the same name and settings are compared.
-        title: Heading.
-        introduction: Paragraphs below it.
+        title: Title of the page.
+        introduction: Paragraphs below the title.
         notes: Paragraphs below the settings.
     """
     groups = group_runs(records)
@@ -66,7 +66,7 @@ def render(
 
 
 def _group(group: Group) -> dict[str, Any]:
-    """What the template shows of a group."""
+    """Template values for a group."""
     return {
         "title": group.title,
         "headline": headline(group),
@@ -79,7 +79,7 @@ def _group(group: Group) -> dict[str, Any]:
 
 
 def _metrics(group: Group) -> dict[str, Any] | None:
-    """One row per arm, with the metrics that some arm has."""
+    """One row per arm, with the metrics that at least one arm has."""
     arms = [arm for arm in group.arms if arm in group.table.index]
     shown = [m for m in METRICS if any(group.interval(arm, m) is not None for arm in arms)]
     if not arms or not shown:
@@ -92,7 +92,7 @@ def _metrics(group: Group) -> dict[str, Any] | None:
 
 
 def _differences(group: Group) -> dict[str, Any] | None:
-    """The tests behind the verdict: every arm against base, the arm in focus against the rest."""
+    """The tests behind the verdict: each arm against base, the arm in focus against the rest."""
     rows: list[tuple[str, list[str]]] = []
     digits = {"loss": 4} if group.judged_by == "loss" else {"accuracy": 2, "loss": 4}
     base = {metric: group.against_base(metric) for metric in digits}
@@ -123,7 +123,7 @@ def _test(test: Difference | None, digits: int) -> list[str]:
 
 
 def _looks(group: Group) -> list[dict[str, Any]]:
-    """The whole-network measurements, one table each; the last one is shown unfolded."""
+    """One table per whole-network measurement; the last one is shown expanded."""
     looked = moments_by_label(group)
     tables = []
     for place, (label, moments) in enumerate(looked.items()):
@@ -151,7 +151,7 @@ def _mean(moments: Sequence[Mapping[str, Any]], column: str, row: int) -> str:
 
 
 def _made(records: Sequence[RunRecord]) -> dict[str, str]:
-    """Seeds, versions and hardware; different values of several runs are listed."""
+    """Seeds, versions and hardware; values that differ between runs are listed."""
     found: dict[str, dict[str, None]] = {}
     for run in records:
         for key, value in run.environment.items():

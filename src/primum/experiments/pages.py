@@ -1,7 +1,6 @@
-"""Fill the docs' pages with tables and plots made from stored runs.
+"""Generate the tables and plots of the docs from stored runs.
 
-Tables stand between `<!-- table NAME -->` and `<!-- end -->`; the text around them is written by
-hand.
+Tables are placed between `<!-- table NAME -->` and `<!-- end -->`; the other text is handwritten.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ MARK = re.compile(r"(<!-- table ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def filled(text: str, results: Results) -> str:
-    """A page with the tables of the results."""
+    """A page with its tables filled in."""
 
     def fill(match: re.Match[str]) -> str:
         name = match[2]
@@ -43,7 +42,7 @@ def filled(text: str, results: Results) -> str:
 
 
 def make_pages(folder: Path, docs: Path, *, check: bool = False) -> int:
-    """Write tables and plots of the docs; with `check`, only say whether a table would change."""
+    """Write tables and plots of the docs; with `check`, only report whether tables would change."""
     results = Results(folder)
     pages = [docs / f"{name}.md" for name in PAGES]
     before = [page.read_text(encoding="utf-8") for page in pages]

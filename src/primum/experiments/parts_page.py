@@ -15,7 +15,7 @@ from primum.experiments.text_tables import markdown_table
 
 
 def harm_by_epoch(runs: list[RunRecord]) -> list[float]:
-    """Harm that the head's step would do without weights, mean over seeds, by epoch."""
+    """Harm of the head's plain step by epoch, mean over seeds."""
     columns = [run.steps["harm_before"] for run in runs]
     return [fmean(values) for values in zip(*columns, strict=True)]
 
@@ -37,7 +37,7 @@ def parts_table(group: Group, names: Mapping[str, str]) -> str:
 
 @styled
 def parts_plot(group: Group, names: Mapping[str, str]) -> Figure:
-    """Test accuracy and the head's harm by epoch, side by side."""
+    """Plot test accuracy and the head's harm by epoch, side by side."""
     figure = Figure(figsize=(8.2, 3.4), layout="constrained")
     left, right = figure.subplots(1, 2)
     for arm, look in looks(list(group.arms)).items():

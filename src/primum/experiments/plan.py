@@ -1,4 +1,4 @@
-"""The runs of a sweep, their order, and what matched controls take over from finished runs."""
+"""The runs of a sweep, their order, and the factors of matched controls."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def plan(
     """All runs, seed by seed, so that a stopped sweep has about as many runs of each arm.
 
     Args:
-        points: Settings at which to compare the arms; their own arm and seed are ignored.
+        points: Settings at which to compare the arms; their arm and seed are ignored.
         arms: In the order of the report; base always comes first.
-        seeds: Numbers from 0.
+        seeds: Seeds, from 0.
     """
     chosen = list(dict.fromkeys((Arm("base", task=points[0].task), *arms)))
     for arm in chosen:
@@ -41,7 +41,7 @@ def plan(
 
 
 def matched(run: RunSettings, find: Callable[[RunSettings], RunRecord | None]) -> Matched | None:
-    """Factors of a matched control, from finished runs; None while those are missing."""
+    """Factors of a matched control, from finished runs; None if these are missing."""
     found = {arm.name: find(replace(run, arm=arm)) for arm in run.arm.needs}
     known = {name: record for name, record in found.items() if record is not None}
     if len(known) < len(found):
@@ -55,21 +55,21 @@ def matched(run: RunSettings, find: Callable[[RunSettings], RunRecord | None]) -
 
 
 def lr_factors(primum: RunRecord, by_epoch: bool) -> tuple[float, ...]:
-    """Mean weight of a sample in a run of primum: over the whole run, or over each epoch."""
+    """Mean weight of a sample in a run of primum: over the run, or per epoch."""
     factors = [1.0 + (extra or 0.0) for extra in primum.steps["mean_extra_weight"]]
     return tuple(factors) if by_epoch else (fmean(factors),)
 
 
 def time_factor(runs: dict[str, RunRecord]) -> float:
-    """Time of a step of primum over that of base, at least 1."""
+    """Time of a step of primum relative to base, at least 1."""
     slow, quick = (runs[name].final["ms_per_step"] or 1.0 for name in ("primum", "base"))
     return max(1.0, slow / quick)
 
 
 def check_runs(runs: Sequence[RunSettings]) -> None:
-    """Raise before the first run for devices, arms and models that cannot be used.
+    """Raise before the first run if a device, arm or model cannot be used.
 
-    A model is built if the shape of its data is known without loading them.
+    Models are built if the shape of their data is known without loading it.
     """
     ranks = current()
     for run in runs:

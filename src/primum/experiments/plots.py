@@ -1,4 +1,4 @@
-"""Plots of a group of runs: every one for which the runs have the data, as SVG with a caption."""
+"""Plots of a group of runs, as SVG with captions: all for which the runs have data."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Arms = Mapping[str, Sequence[RunRecord]]
 
 
 class Plot(NamedTuple):
-    """SVG to put inside a page, and its caption."""
+    """SVG to embed in a page, and its caption."""
 
     svg: str
     caption: str
@@ -32,15 +32,15 @@ class Plot(NamedTuple):
 
 @styled
 def curves(arms: Arms, which: str, *, by: str = "epoch", title: str = "") -> Figure:
-    """Learning curves: mean and 95% band over seeds, one line per arm.
+    """Plot learning curves: mean and 95% band over seeds, one line per arm.
 
-    Unfinished runs end the line of their arm; rows without a value are left out.
+    An arm's line ends with its shortest run; rows without a value are left out.
 
     Args:
         arms: Runs by arm.
-        which: A column of their curves: `test_loss`, `train_loss` or `test_accuracy`.
+        which: Column of their curves: `test_loss`, `train_loss` or `test_accuracy`.
         by: `epoch`, `step`, or `seconds`, averaged over the seeds.
-        title: Of the plot.
+        title: Title of the plot.
     """
     figure, axes = canvas()
     scale = 100 if which == "test_accuracy" else 1
@@ -79,7 +79,7 @@ def group_plots(group: Group) -> Iterator[Plot]:
 
 
 def _curves(group: Group) -> Iterator[Plot]:
-    """Losses and accuracy by step, or by epoch where steps are unknown; test metrics by time."""
+    """Losses and accuracy by step (or epoch, if steps are unknown), and test metrics by time."""
     for which in CURVES:
         arms = _having(group.arms, "curves", which)
         if not arms or max(len(run.curves[which]) for runs in arms.values() for run in runs) < 2:
@@ -98,7 +98,7 @@ def _curves(group: Group) -> Iterator[Plot]:
 
 
 def _interference(group: Group) -> Iterator[Plot]:
-    """Share of harmed samples, extra weights, the solver's gap."""
+    """Share of harmed samples, extra weights, and the solver's gap."""
     title = group.title
     observed = _having(group.arms, "steps", "harmed_before", "harmed_after")
     if observed:
@@ -128,7 +128,7 @@ def _interference(group: Group) -> Iterator[Plot]:
 
 
 def _batch(group: Group) -> Iterator[Plot]:
-    """One batch before and after, of primum if possible."""
+    """One batch before and after, from primum if possible."""
     candidates = group.arms.get("primum", []) + group.arms.get("base", []) + group.runs
     run = next((run for run in candidates if run.batch is not None), None)
     if run is not None and run.batch is not None:
@@ -141,7 +141,7 @@ def _batch(group: Group) -> Iterator[Plot]:
 
 
 def _network(group: Group) -> Iterator[Plot]:
-    """Whole-network measurements: by depth, harm removed, one batch, first order and reality."""
+    """Whole-network measurements: by depth, harm removed, one batch, first order and measured."""
     looked = moments_by_label(group)
     if not looked:
         return
@@ -194,7 +194,7 @@ def _network(group: Group) -> Iterator[Plot]:
 
 
 def _protected(group: Group) -> Iterator[Plot]:
-    """The samples with most extra weight."""
+    """The samples with the most extra weight."""
     candidates = [*group.arms.get("primum", []), *group.runs]
     run = next((run for run in candidates if run.protected), None)
     if run is not None:
@@ -210,7 +210,7 @@ def _protected(group: Group) -> Iterator[Plot]:
 
 
 def protected_samples(samples: Sequence[Mapping[str, Any]]) -> Figure:
-    """A grid of `RunRecord.protected`."""
+    """Plot `RunRecord.protected` as a grid."""
     return figures.sample_grid(
         [imread(io.BytesIO(base64.b64decode(each["png"]))) for each in samples],
         [
@@ -228,14 +228,14 @@ def _unit(arms: Arms, which: str) -> str:
 
 
 def _some(looked: Mapping[str, list[dict[str, Any]]], count: int) -> dict[str, Any]:
-    """The first, the last and evenly spaced ones in between."""
+    """The first, the last, and evenly spaced entries in between."""
     labels = list(looked)
     places = {round(k * (len(labels) - 1) / max(1, count - 1)) for k in range(count)}
     return {labels[place]: looked[labels[place]] for place in sorted(places)}
 
 
 def _having(arms: Arms, table: str, *names: str) -> dict[str, list[RunRecord]]:
-    """The arms whose runs all have values in these columns."""
+    """Arms whose runs all have values in these columns."""
     return {
         arm: list(runs)
         for arm, runs in arms.items()

@@ -1,4 +1,4 @@
-"""Progress of a sweep: a bar with the time left on a terminal, one line per run elsewhere."""
+"""Progress of a sweep: a bar with the remaining time on a terminal, else one line per run."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from primum.experiments.settings import RunSettings
 
 
 class Progress:
-    """Counts finished runs and fractions of running ones; estimates the time left from those.
+    """Shows finished runs and fractions of running ones, and estimates the remaining time.
 
     Args:
-        stream: Where to write; None is stderr.
+        stream: Output stream; None is stderr.
     """
 
     def __init__(self, stream: Any = None) -> None:
@@ -42,13 +42,13 @@ class Progress:
             )
 
     def update(self, key: str, done: int, steps: int) -> None:
-        """Set how many of its steps a running run has taken."""
+        """Set the number of steps that a run has taken."""
         self._parts[key] = done / max(1, steps)
         self._first.setdefault(key, self._parts[key])
         self._draw()
 
     def finish(self, run: RunSettings, record: RunRecord) -> None:
-        """Count a finished run."""
+        """Report a finished run."""
         self._finished += 1
         self._parts[run.key] = 1.0
         self._first.setdefault(run.key, 0.0)
@@ -82,12 +82,12 @@ class Progress:
             self._bar.refresh()
 
     def say(self, line: str) -> None:
-        """Write a line of its own."""
+        """Write a separate line."""
         print(line, file=self._stream, flush=True)
 
 
 def _result(run: RunSettings, record: RunRecord) -> str:
-    """The figure a run is judged by."""
+    """The metric that a run is judged by, as text."""
     loss, accuracy = record.final.get("test_loss"), record.final.get("test_accuracy")
     if run.task == "language":
         return "diverged" if loss is None else f"loss {loss:.4f}"

@@ -1,4 +1,4 @@
-"""`primum reproduce`: all experiments by name, from options to files."""
+"""`primum reproduce`: run an experiment of the paper and write its findings."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ GRAM = "All of the paper's sizes, on one thread of a CPU instead of a Tesla T4, 
 
 @dataclass(frozen=True)
 class Experiment:
-    """A part of the paper: its title, the paper's number of seeds, and what is smaller at small."""
+    """A part of the paper: title, the paper's number of seeds, and what the small scale reduces."""
 
     title: str
     small: str
@@ -58,7 +58,7 @@ EXPERIMENTS: dict[str, Experiment] = {
 
 
 def reproduce(arguments: argparse.Namespace) -> int:
-    """Train or measure what is missing, print and write the findings."""
+    """Train or measure what is missing; print and write the findings."""
     name, scale = arguments.name, arguments.scale
     experiment, folder = EXPERIMENTS[name], Path(arguments.out) / scale
     check_workers(arguments.workers, arguments.threads, arguments.data_workers)
@@ -98,7 +98,7 @@ def reproduce(arguments: argparse.Namespace) -> int:
 
 
 def list_experiments() -> int:
-    """Print all experiments and how many runs they have at each scale."""
+    """Print all experiments and their number of runs at each scale."""
     width = max(map(len, EXPERIMENTS))
     for name in PAPER:
         print(f"{name.ljust(width)}  {EXPERIMENTS[name].title}")
@@ -111,13 +111,13 @@ def list_experiments() -> int:
         print(f"{SPEEDRUN.ljust(width)}  {scale}: {len(speedrun_runs(scale))} runs. {NOTES[scale]}")
     print(
         "\nA run at small takes about a minute on one core. Experiments share runs: "
-        "ablation-radius has\nthose of table1 for radius 0.2. The others take minutes at small."
+        "ablation-radius uses\nthose of table1 for radius 0.2. The others take minutes at small."
     )
     return 0
 
 
 def run_scripts(name: str, scale: Scale, place: Place) -> dict[str, Any]:
-    """Results of the scripts of `benchmarks` behind an experiment, by name."""
+    """Results of an experiment's scripts in `benchmarks`, by name."""
     if name == "figure2":
         more = {
             "smoke": ["--batches", "16", "--steps", "6", "--problems", "2", "--seconds", "0.02"],
@@ -144,7 +144,7 @@ def run_scripts(name: str, scale: Scale, place: Place) -> dict[str, Any]:
 
 
 def cifar_folders(folder: Path) -> dict[str, Path]:
-    """The folders that have training images of CIFAR-10 and CIFAR-100."""
+    """Subfolders with training images of CIFAR-10 and CIFAR-100, by name."""
     places = {
         name: folder if folder.name == name else folder / name for name in ("cifar10", "cifar100")
     }
@@ -158,12 +158,12 @@ def cifar_folders(folder: Path) -> dict[str, Path]:
 
 
 def _run_script(name: str, options: list[str], place: Place, result: str) -> dict[str, Any]:
-    """The JSON that a script of `benchmarks` writes."""
+    """Run a script in `benchmarks` and return the JSON that it writes."""
     folder = Path(__file__).resolve().parents[3] / "benchmarks"
     script = folder / name
     if not script.is_file():
         raise UserError(
-            f"this experiment runs benchmarks/{name}, which is not installed with the package; "
+            f"this experiment runs benchmarks/{name}, which is not part of the installed package; "
             "use a checkout of the repository"
         )
     out = place.store.folder.resolve() / f"{result}.json"

@@ -44,7 +44,7 @@ def overview(results: Results, *, tuned: bool) -> str:
 
 
 def counts(results: Results) -> str:
-    """How often each recipe was seen to be better, worse, or neither, over all settings."""
+    """In how many settings each recipe was better, worse, or neither."""
     rows = []
     for tuned, kind in ((True, "tuned"), (False, "short")):
         for arm in MAIN:
@@ -61,13 +61,13 @@ def counts(results: Results) -> str:
 
 
 def default(results: Results) -> str:
-    """The rule for the default radius, applied."""
+    """The table of the rule for the default radius."""
     settings = results.default_radius()
     return rule_table(settings) if settings else NOT_RUN
 
 
 def arms_table(results: Results, study: str) -> str:
-    """A study of one or few settings of images, arm by arm."""
+    """A table for each setting of an image study, one row per arm."""
     parts, groups = [], results.groups(study)
     for group in groups:
         tests, others = group.against_base("accuracy"), group.focus_against("accuracy")
@@ -88,7 +88,7 @@ def arms_table(results: Results, study: str) -> str:
 
 
 def shown_by(groups: Sequence[Group]) -> tuple[str, int, str]:
-    """What groups are judged by: the metric, its digits and its unit."""
+    """The metric that groups are judged by, its digits and its unit."""
     accuracy = all(group.judged_by == "accuracy" for group in groups)
     return ("accuracy", 1, "%") if accuracy else ("loss", 3, "nats")
 
@@ -99,7 +99,7 @@ def _arm(group: Group, arm: str, tests: dict[str, Difference]) -> list[str]:
 
 
 def grid(results: Results, study: str, heading: str, label: Callable[[dict[str, Any]], str]) -> str:
-    """A study with several settings, one line for each; all differences are one family."""
+    """A study with several settings, one row each; all differences are one family."""
     groups = results.groups(study)
     metric, digits, unit = shown_by(groups)
     arms = [arm for arm in MAIN if any(arm in group.arms for group in groups)]
@@ -145,9 +145,9 @@ def radius(results: Results) -> str:
 
 
 def rates(results: Results, study: str) -> str:
-    """Accuracy or loss by learning rate, best against best, and the time of a step over base's.
+    """Accuracy or loss by learning rate, best against best, and time per step relative to base.
 
-    A best at the edge is marked.
+    A best rate at the edge of the grid is marked.
     """
     groups = sorted(results.groups(study), key=lambda group: group.settings["lr"])
     metric, digits, _ = shown_by(groups)
@@ -182,13 +182,13 @@ def rates(results: Results, study: str) -> str:
 
 
 def rivals(results: Results) -> str:
-    """Best against best, once the rivals themselves have runs; base's are those of `upgrad`."""
+    """Best against best, once the rivals have runs; base's runs are shared with `upgrad`."""
     there = any(run.arm == "mgda" for run in results.runs["rivals"])
     return rates(results, "rivals") if there else NOT_RUN
 
 
 def long(results: Results, study: str) -> str:
-    """A long schedule: last epoch, training and test loss, and accuracy on the way."""
+    """A long schedule: last epoch, training and test loss, and accuracy during training."""
     (group,) = results.groups(study)
     tests, rows = group.against_base("accuracy"), []
     for arm, runs in group.arms.items():
@@ -208,18 +208,18 @@ def long(results: Results, study: str) -> str:
 
 
 def verdicts(results: Results) -> str:
-    """Each experiment of the paper in a line."""
+    """One row per experiment of the paper."""
     rows = [[outcome.title, outcome.verdict] for outcome in results.outcomes]
     return markdown_table(["part of the paper", "at `small`"], rows)
 
 
 def claims(results: Results) -> str:
-    """Claim by claim."""
+    """The findings of all experiments, claim by claim."""
     return "\n\n".join(outcome.markdown(level=2) for outcome in results.outcomes)
 
 
 def machine(results: Results, page: str = "results") -> str:
-    """Versions and hardware of all runs of a page."""
+    """Versions and hardware of the runs of a page."""
     found: dict[str, dict[str, None]] = {}
     for runs in results.of(page).values():
         for run in runs:
@@ -229,7 +229,7 @@ def machine(results: Results, page: str = "results") -> str:
 
 
 def commands(results: Results, page: str = "results") -> str:
-    """What each study is, and how it was made."""
+    """The commands of the studies, with their number of runs."""
     parts = []
     for name, runs in results.of(page).items():
         study, made = STUDIES[name], len(runs)

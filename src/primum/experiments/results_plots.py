@@ -22,7 +22,7 @@ FOREST = ["base", "paper", "primum", "primum@radius=0.4", "primum@radius=0.1"]
 
 
 def results_plots(results: Results) -> dict[str, Figure]:
-    """By file name."""
+    """Plots by file name."""
     rows = {
         tuned: [row for row in results.overview if row.tuned == tuned] for tuned in (True, False)
     }
@@ -91,7 +91,7 @@ def forest(rows: list[Row]) -> Figure:
 
 @styled
 def rates(groups: list[Group], title: str) -> Figure:
-    """Accuracy, or loss, by learning rate."""
+    """Plot accuracy or loss by learning rate."""
     figure, axes = canvas()
     groups = sorted(groups, key=lambda group: group.settings["lr"])
     metric = groups[0].judged_by

@@ -1,6 +1,6 @@
-"""Published alternatives that work on the whole network's gradients: UPGrad, and MGDA on groups.
+"""Published alternatives on the whole network's gradients: UPGrad, and MGDA on groups.
 
-Neither has a radius or looks at the optimizer's step. Both leave no reports.
+Neither has a radius or uses the optimizer's step. Their steps have no reports.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from primum.experiments.methods import Unhooked, autocast
 
 
 class Rival(Unhooked):
-    """Weights of TorchJD, without a reducer."""
+    """Weights from TorchJD, without a reducer."""
 
     def attach(self) -> None:
         try:
@@ -26,15 +26,14 @@ class Rival(Unhooked):
             raise UserError(f"{name} needs torchjd and quadprog ({error}); {INSTALL}") from error
 
     def prepare(self) -> None:
-        """Make what is needed of TorchJD."""
+        """Create the TorchJD objects."""
         raise NotImplementedError
 
 
 class UpGradNetwork(Rival):
     """UPGrad (Quinton and Rey, 2024) on the Gram matrix of all per-sample gradients.
 
-    The matrix is that of TorchJD's autogram engine, which needs samples that do not mix: no batch
-    norm.
+    TorchJD's autogram engine computes the matrix; it does not support batch norm.
     """
 
     def prepare(self) -> None:
@@ -54,8 +53,8 @@ class UpGradNetwork(Rival):
 class GroupMinNorm(Rival):
     """MGDA (Désidéri, 2012): the shortest convex combination of the gradients of several groups.
 
-    The batch is cut into groups of consecutive samples, which go through the network one after the
-    other, so that a step takes about as long as a plain one.
+    Groups are consecutive samples of the batch, processed one after the other, so a step takes
+    about as long as a plain one.
     """
 
     def prepare(self) -> None:
@@ -69,7 +68,8 @@ class GroupMinNorm(Rival):
         count = self.arm.groups
         if len(batch.inputs) % count:
             raise UserError(
-                f"the batch of {len(batch.inputs)} cannot be cut into {count} equal groups"
+                f"the batch of {len(batch.inputs)} cannot be split into {count} equal groups; "
+                "groups must divide the batch size"
             )
         params = [param for param in self.model.parameters() if param.requires_grad]
         rows, total = [], torch.zeros((), device=batch.inputs.device)

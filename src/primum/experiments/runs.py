@@ -29,18 +29,18 @@ PACKAGES = ("torch", "numpy", "scipy", "scikit-learn", "matplotlib")
 
 @dataclass(frozen=True)
 class RunRecord:
-    """One run. Only the first three fields are required; a report shows what is there.
+    """One run. Only the first three fields are required; a report shows what is available.
 
-    Tables are dicts of equally long columns. Values that are not finite are `None`.
+    Tables are dicts of columns of equal length. Non-finite values are `None`.
 
     Attributes:
         name: What is trained and how, in a few words; runs to be compared share it.
         arm: The training method: `base`, `primum`, `permuted`, ...
         seed: Arms with the same seed share initialisation and batches.
         settings: Plain values, the same for all arms and seeds of a comparison.
-        arm_settings: Plain values of this arm or this run alone.
+        arm_settings: Plain values that apply only to this arm or run.
         environment: Versions and hardware.
-        command: The command that made the run.
+        command: The command that created the run.
         seconds: Training time.
         complete: Whether training reached its last step.
         curves: A table with a column `epoch` and any of `train_loss`, `test_loss` and
@@ -49,8 +49,8 @@ class RunRecord:
         final: Last metrics by name: `test_accuracy` (0 to 1), `test_loss`, `ms_per_step`.
         batch: One batch: `step`, and the first-order loss changes `before` and `after`.
         moments: Whole-network measurements, as `primum inspect` writes them.
-        protected: The samples with most extra weight: `id`, `label`, `seen`, `harmed`,
-            `extra_weight`, and the image as base64 of a PNG under `png`.
+        protected: The samples with the most extra weight: `id`, `label`, `seen`, `harmed`,
+            `extra_weight`, and `png`, the image as a base64 PNG.
     """
 
     name: str
@@ -73,14 +73,14 @@ class RunRecord:
         for what in ("curves", "steps"):
             lengths = {len(column) for column in getattr(self, what).values()}
             if len(lengths) > 1:
-                raise UserError(f"columns of {what} must be equally long, got {sorted(lengths)}")
+                raise UserError(f"columns of {what} must have equal length, got {sorted(lengths)}")
         if self.curves and "epoch" not in self.curves:
-            raise UserError("curves need a column epoch")
+            raise UserError("curves need a column 'epoch'")
         if self.steps and "step" not in self.steps:
-            raise UserError("steps need a column step")
+            raise UserError("steps need a column 'step'")
 
     def as_dict(self) -> dict[str, Any]:
-        """Content of a run file: plain JSON values, `None` for what is not a finite number."""
+        """Content of a run file: plain JSON values, `None` for non-finite numbers."""
         content: dict[str, Any] = without_nan({"format": FORMAT, **asdict(self)})
         return content
 
@@ -97,7 +97,7 @@ def run_from(content: Any) -> RunRecord:
         UserError: The content is not a run.
     """
     if not isinstance(content, Mapping):
-        raise UserError(f"a run is a JSON object, got {type(content).__name__}")
+        raise UserError(f"a run must be a JSON object, got {type(content).__name__}")
     if content.get("format") != FORMAT:
         raise UserError(f'not a run: "format" must be {FORMAT!r}, got {content.get("format")!r}')
     kinds: dict[str, type] = {"name": str, "arm": str, "seed": int}
@@ -112,7 +112,7 @@ def run_from(content: Any) -> RunRecord:
 
 
 def write_table(path: Path, records: Iterable[RunRecord]) -> None:
-    """Write many runs as one compressed table: JSON lines, gzipped, the same bytes every time."""
+    """Write runs as one compressed table: gzipped JSON lines, byte for byte reproducible."""
     lines = (json.dumps(record.as_dict(), allow_nan=False) + "\n" for record in records)
     write_bytes(path, gzip.compress("".join(lines).encode(), mtime=0))
 
@@ -127,10 +127,10 @@ def read_table(path: Path) -> list[RunRecord]:
 
 
 def read_runs(paths: Sequence[Path]) -> list[RunRecord]:
-    """All runs in the given files and folders, sorted by file name.
+    """All runs in these files and folders, sorted by file name.
 
-    A file is one run (`.json`), a table (`.jsonl.gz`), or `results.json` of `primum demo`. In
-    folders, other JSON files are ignored.
+    A file is a run (`.json`), a table (`.jsonl.gz`), or `results.json` of `primum demo`. Other
+    JSON files in folders are ignored.
 
     Raises:
         UserError: A path does not exist, a file is not a run, nothing was found, or a run occurs
@@ -147,7 +147,7 @@ def read_runs(paths: Sequence[Path]) -> list[RunRecord]:
         if not runs:
             raise UserError(
                 f'no runs in {path}; a run is a JSON file with "format": "{FORMAT}", '
-                f"or a line of a table {TABLE}"
+                f"or a line of a {TABLE} table"
             )
         found += [pair for pair in runs if pair not in found]
     seen: dict[str, Path] = {}
@@ -187,7 +187,7 @@ def _read(path: Path, *, strict: bool) -> Iterator[RunRecord]:
 
 
 def without_nan(value: Any) -> Any:
-    """The same value with None for numbers that JSON cannot hold (NaN and infinities)."""
+    """The value with NaN and infinities, which JSON cannot represent, replaced by None."""
     if isinstance(value, Mapping):
         return {key: without_nan(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -198,7 +198,7 @@ def without_nan(value: Any) -> Any:
 
 
 def environment(workers: int = 1, threads: int = 1) -> dict[str, str]:
-    """Versions, hardware and how many runs share the machine, for the record of a run."""
+    """Versions, hardware and number of parallel runs, for a run record."""
     found = {
         "primum": primum.__version__,
         "python": platform.python_version(),
@@ -214,7 +214,7 @@ def environment(workers: int = 1, threads: int = 1) -> dict[str, str]:
 
 
 def processor() -> str:
-    """Its name; "unknown" where the system does not tell."""
+    """Name of the CPU; "unknown" if the system does not provide it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""The paper's settings made smaller, by one rule for all tables."""
+"""The paper's settings scaled down, by one rule for all tables."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _small(settings: RunSettings) -> RunSettings:
     batch = 512 if settings.batch_size > 1024 else settings.batch_size
     epochs = LONG if settings.data == "imagenet100" and settings.epochs > 200 else SHORT
     lr = settings.lr
-    if lr is not None:  # given for another batch size
+    if lr is not None:  # was given for another batch size
         lr = scaled_lr(lr, batch, base_batch_size=settings.batch_size)
     return replace(
         settings,
@@ -51,7 +51,7 @@ def _small(settings: RunSettings) -> RunSettings:
         lr=lr,
         epochs=epochs,
         warmup=round(epochs * settings.warmup / settings.epochs, 2),
-        # The average has to forget its beginning within the run.
+        # A shorter run needs a faster average.
         ema=None if settings.ema is None else 0.99,
     )
 
@@ -73,7 +73,7 @@ def _smoke(settings: RunSettings) -> RunSettings:
 
 
 def figure1_runs(scale: Scale) -> dict[str, RunSettings]:
-    """Figure 1's networks by label: trained, and measured at the end.
+    """Runs of Figure 1's networks, measured at the end of training, by label.
 
     full: ResNet-20 on CIFAR-10 by SGD and ViT-small on CIFAR-100 by AdamW, after 100 epochs.
     small: the small CNN and transformer on 10,000 images, after 10 epochs.
@@ -115,7 +115,7 @@ def figure1_runs(scale: Scale) -> dict[str, RunSettings]:
 
 
 def multilayer_runs(scale: Scale) -> list[RunSettings]:
-    """Figure 11: plain training first, then explicit gradients of more and more last blocks.
+    """Runs of Figure 11: plain training, then explicit gradients of more and more last blocks.
 
     full: ResNet-20 on CIFAR-10, B = 128, 164 epochs.
     """

@@ -1,4 +1,4 @@
-"""Schedules of the learning rate and of the radius, as factors on the full one, one per step."""
+"""Schedules of the learning rate and the radius, as a factor for each step."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ def make_schedule(
 ) -> LambdaLR:
     """A scheduler to be stepped after every optimizer step.
 
-    The warm-up starts above 0: a first step of length 0 would be wasted.
+    The warm-up starts above 0, so that the first step is not wasted.
 
     Args:
         name: `cosine`: half a cosine down to `floor`. `linear`: a line down to `floor`; with a
-            warm-up, a triangle. `step`: a tenth at one half and again at three quarters.
-            `constant`: the full learning rate.
-        optimizer: Its learning rate is the full one.
+            warm-up, a triangle. `step`: divided by ten at one half and at three quarters.
+            `constant`: no decay.
+        optimizer: Its learning rate is the peak.
         steps: Length of the run.
         warmup: Steps of linear warm-up, fewer than `steps`.
-        floor: Last value of cosine and linear, as a share of the full learning rate.
+        floor: Final value of cosine and linear, as a share of the peak.
     """
     if not 0 <= warmup < steps:
         raise ValueError(f"warmup must be >= 0 and less than steps ({steps}), got {warmup}")
@@ -65,14 +65,14 @@ def make_schedule(
 
 
 def scaled_lr(lr: float, batch_size: int, *, base_batch_size: int = 128) -> float:
-    """A learning rate for another batch size: it grows with the square root (paper, App. E)."""
+    """The learning rate for another batch size, by square-root scaling (paper, App. E)."""
     if batch_size < 1 or base_batch_size < 1:
         raise ValueError(f"batch sizes must be >= 1, got {batch_size} and {base_batch_size}")
     return lr * math.sqrt(batch_size / base_batch_size)
 
 
 def radius_share(arm: Arm, step: int, steps: int) -> float:
-    """Radius of a step, as a share of the arm's largest."""
+    """Radius of a step, as a share of the arm's radius."""
     if step >= arm.until * steps:
         return 0.0
     if arm.radius_schedule == "constant":

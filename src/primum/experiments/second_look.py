@@ -1,19 +1,19 @@
 """A second look at the same batch: the head's problem, solved again after a trial step.
 
-The first solve takes the head's features as fixed, although the same step moves the backbone below
-it. The second look takes the step on copies with the first weights, passes the batch through the
-moved backbone and the old head, and corrects the drift of each sample by what has changed:
+The first solve treats the head's features as fixed, although the same step moves the backbone. The
+second look takes the step with the first weights on copies, passes the batch through the moved
+backbone and the old head, and corrects the drift of each sample by what has changed:
 
     drift_2[i] = drift[i] + (moved gradient of i - gradient of i) . head's trial step
                           + change of loss i by the backbone's trial step   (`second_look=network`)
 
-per unit of lr. So `head` asks which samples the head's step harms once the backbone has moved, and
-`network` which ones the whole step harms; the corrected drift is right for the trial step, and in
-both the head's Gram matrix stands for what other weights would change. The step that is taken
-starts from the old parameters, with the gradient at them and the second weights. If the backbone
-does not move, the second problem is the first.
+per unit of lr. So `head` measures which samples the head's step harms once the backbone has moved,
+and `network` which ones the whole step harms. The corrected drift is right for the trial step; the
+effect of other weights is approximated by the head's Gram matrix. The real step starts from the old
+parameters, with their gradient and the second weights. If the backbone does not move, both problems
+are the same.
 
-It takes two forward and two backward passes.
+A step takes two forward and two backward passes.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from primum.experiments.weightings import Kept
 
 
 class SecondLook(Method):
-    """primum's weights, of a problem whose drift is corrected after a trial step.
+    """primum's weights, from a problem whose drift is corrected after a trial step.
 
     Attributes:
-        first_weights: Extra weights of the first solve. [B].
+        first_weights: Extra weights from the first solve. [B].
         weights: Extra weights that were applied. [B].
     """
 
@@ -56,7 +56,7 @@ class SecondLook(Method):
 
     @property
     def last(self) -> StepReport | None:
-        """Report of the last step; its drift and weights are those of the second problem."""
+        """Report of the last step, with drift and weights of the second problem."""
         return self._report
 
     def backward(self, batch: Batch, step: int, steps: int, *, observed: bool) -> Tensor:
@@ -68,7 +68,7 @@ class SecondLook(Method):
         self.set_recipe(losses, len(batch.ids), step, steps)
         loss = losses.mean()
         params = [param for param in self.model.parameters() if param.requires_grad]
-        # Without the head's parameters the hook leaves this one alone.
+        # The hook ignores this pass, as it computes no gradients of the head's parameters.
         (arrived,) = torch.autograd.grad(loss, output, retain_graph=True)
         weighted = torch.autograd.grad(loss, params, retain_graph=True)
         first = self.reducer.last
@@ -90,11 +90,11 @@ class SecondLook(Method):
     def _moved(
         self, gradients: tuple[Tensor, ...], batch: Batch
     ) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[Tensor, Tensor | None]]:
-        """What the batch is at the moved backbone and the old head, and the head's trial step.
+        """The batch with the moved backbone and the old head, and the head's trial step.
 
         Losses [B], features [B, d] and gradients at the head's output [B, d_out]; steps of weight
-        [d_out, d] and bias [d_out]. All on copies: the model's BatchNorm statistics and the
-        optimizer's state stay as they are.
+        [d_out, d] and bias [d_out]. Computed on copies: BatchNorm statistics and optimizer state do
+        not change.
         """
         assert self.reducer is not None
         twin, optimizer = copy.deepcopy((self.model, self.optimizer))
@@ -125,20 +125,20 @@ class SecondLook(Method):
 
 
 def _along(features: Tensor, gradients: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Change of each sample's share of the loss along a step of the head, to first order. [B]."""
+    """First-order change of each sample's share of the loss along a step of the head. [B]."""
     moved = nn.functional.linear(features.to(weight.dtype), weight, bias)
     return (moved * gradients).sum(1)
 
 
 def _random_state(device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """Of the host and, if it is a GPU, of the device."""
+    """Random state of the host and, if it is a GPU, of the device."""
     on_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
     return torch.get_rng_state(), on_device
 
 
 @contextmanager
 def _random_numbers(device: torch.device, state: tuple[Tensor, Tensor | None]) -> Iterator[None]:
-    """A block that draws from this state on; afterwards the present one is back."""
+    """Draw random numbers from this state in a block, and restore the current one afterwards."""
     with torch.random.fork_rng([device] if state[1] is not None else []):
         torch.set_rng_state(state[0])
         if state[1] is not None:
@@ -148,7 +148,7 @@ def _random_numbers(device: torch.device, state: tuple[Tensor, Tensor | None]) -
 
 @contextmanager
 def _seen(head: nn.Linear) -> Iterator[list[tuple[Tensor, Tensor]]]:
-    """Notes the head's input and output."""
+    """Record the head's inputs and outputs."""
     calls: list[tuple[Tensor, Tensor]] = []
 
     def note(module: nn.Module, args: Any, output: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Table of the study `second-look`, on the guide's page."""
+"""Table of the study `second-look`, for docs/guide.md."""
 
 from __future__ import annotations
 

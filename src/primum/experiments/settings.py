@@ -1,4 +1,4 @@
-"""What a run depends on, as plain values, and the key made from them."""
+"""The settings that determine a run, as plain values, and their hash, the run's key."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from primum.experiments.texts import TextSettings, Tokens, digest_of
 from primum.positions import RADIUS
 
 Precision = Literal["fp32", "bf16", "fp16"]
-VERSION = 1  # raise it when the same settings no longer give the same numbers
+VERSION = 1  # increase it if the same settings no longer give the same numbers
 
 
 @dataclass(frozen=True)
@@ -27,10 +27,10 @@ class LookSettings:
     """When and how to measure the whole network during training.
 
     Attributes:
-        every: Steps from one measurement to the next; the first is before the first step.
-        batches: Batches measured each time.
-        radius: Of the trust region.
-        lr_factors: Factors on the learning rate for the steps that are really taken, on copies.
+        every: Steps between measurements; the first one is before the first step.
+        batches: Batches per measurement.
+        radius: Radius of the trust region.
+        lr_factors: Factors on the learning rate for the real steps on copies.
     """
 
     every: int = 50
@@ -53,7 +53,7 @@ def _option(
     choices: tuple[Any, ...] | None = None,
     task: Task | None = None,
 ) -> Any:
-    """A setting with the help text of its command-line option, and the task it is for, if one."""
+    """A setting with its command-line help and, if it is for one task only, that task."""
     about = about if task is None else f"{task}: {about}"
     meta = {"kind": kind, "help": about, "choices": choices, "task": task}
     return field(default=default, metadata=meta)
@@ -61,33 +61,31 @@ def _option(
 
 @dataclass(frozen=True)
 class RunSettings:
-    """One run. The same settings give the same numbers, except times.
+    """Settings of a run. The same settings give the same numbers, except times.
 
-    The location of the data is not part of it.
+    The location of the data is not included.
     """
 
-    task: Task = _option("images", str, "what is learned", get_args(Task))  # noqa: RUF009
+    task: Task = _option("images", str, "kind of data", get_args(Task))  # noqa: RUF009
     model: str = _option(
         "cnn-small",
         str,
-        "resnet20, vit-micro, ...; language: gpt-micro, ...; or your own as package.module:factory",
+        "resnet20, vit-micro, ...; language: gpt-micro, ...; your own: package.module:factory",
     )
     norm: Norm | None = _option(  # noqa: RUF009
-        None, str, "for models that have both", ("group", "batch"), "images"
+        None, str, "norm layers, for models that have both", ("group", "batch"), "images"
     )
     data: str = _option("cifar10", str, "cifar100, digits, ..., or owner/name; language: kjv")
     label_column: str | None = _option(
-        None, str, "column of class numbers, if not the usual one", task="images"
+        None, str, "column of class indices, if not the usual one", task="images"
     )
-    train_size: int | None = _option(None, int, "use only N training images, or tokens")
-    test_size: int | None = _option(None, int, "use only N test images, or held-out tokens")
-    balanced: bool = _option(False, bool, "choose those evenly from all classes", task="images")
-    label_noise: float = _option(
-        0.0, float, "share of training labels replaced by wrong ones", task="images"
-    )
-    noise_seed: int = _option(0, int, "which labels are replaced", task="images")
+    train_size: int | None = _option(None, int, "use only N training images or tokens")
+    test_size: int | None = _option(None, int, "use only N test images or held-out tokens")
+    balanced: bool = _option(False, bool, "choose these evenly from all classes", task="images")
+    label_noise: float = _option(0.0, float, "share of wrong training labels", task="images")
+    noise_seed: int = _option(0, int, "seed of the wrong labels", task="images")
     image_size: int | None = _option(
-        None, int, "side of generated images, or of crops", task="images"
+        None, int, "side of generated images or of crops", task="images"
     )
     classes: int | None = _option(None, int, "number of classes of generated images", task="images")
     augment: str = _option("crop-flip", str, "augmentation", tuple(AUGMENTATIONS), "images")
@@ -95,13 +93,13 @@ class RunSettings:
         "char", str, "characters, or words and punctuation", get_args(Tokens), "language"
     )
     vocabulary: int = _option(
-        2000, int, "words that are kept; the others are one token", task="language"
+        2000, int, "number of words to keep; all others are one token", task="language"
     )
-    length: int = _option(64, int, "tokens of a sequence", task="language")
-    batch_size: int = _option(128, int, "images, or sequences, per step")
-    epochs: int = _option(12, int, "length of a run")
+    length: int = _option(64, int, "tokens per sequence", task="language")
+    batch_size: int = _option(128, int, "images or sequences per step")
+    epochs: int = _option(12, int, "length of a run in epochs")
     steps: int | None = _option(None, int, "length in steps, instead of epochs")
-    evaluate_every: int = _option(1, int, "epochs between evaluations; the last epoch is evaluated")
+    evaluate_every: int = _option(1, int, "epochs between evaluations; always after the last")
     evaluate_steps: int | None = _option(None, int, "steps between evaluations, instead of epochs")
     optimizer: Literal["sgd", "adamw"] = _option("sgd", str, "optimizer", tuple(OPTIMIZERS))
     lr: float | None = _option(
@@ -110,11 +108,11 @@ class RunSettings:
         "0.1 (sgd) or 0.001 (adamw), times sqrt(batch size / 128); language: "
         f"{LANGUAGE_RATES['sgd']:g} or {LANGUAGE_RATES['adamw']:g}, times sqrt(batch size / 32)",
     )
-    lr_scale: float = _option(1.0, float, "factor on the learning rate, given or not")
+    lr_scale: float = _option(1.0, float, "factor on the learning rate or its default")
     weight_decay: float | None = _option(
         None, float, "1e-4 (sgd) or 5e-5 (adamw); language: 0 or 0.01"
     )
-    decay_norms: bool = _option(True, bool, "weight decay of biases and norms too")
+    decay_norms: bool = _option(True, bool, "weight decay also for biases and norms")
     bias_lr: float = _option(
         1.0, float, "factor on lr of biases and norms; their decay per step stays the same"
     )
@@ -126,25 +124,25 @@ class RunSettings:
     schedule: ScheduleName = _option(  # noqa: RUF009
         "cosine",
         str,
-        "of lr: half a cosine, a line, a tenth at one half and three quarters, or none",
+        "of lr: cosine, linear, divided by ten at one half and three quarters, or constant",
         get_args(ScheduleName),
     )
     warmup: float = _option(0.0, float, "epochs of linear warm-up")
-    warmup_steps: int | None = _option(None, int, "steps of it, instead of epochs")
-    lr_floor: float = _option(0.0, float, "end of cosine and linear, as a share of lr")
+    warmup_steps: int | None = _option(None, int, "steps of linear warm-up, instead of epochs")
+    lr_floor: float = _option(0.0, float, "final value of cosine and linear, as a share of lr")
     label_smoothing: float = _option(0.0, float, "share of the target spread over all classes")
-    ema: float | None = _option(None, float, "decay of averaged weights, which are evaluated too")
+    ema: float | None = _option(None, float, "also evaluate an EMA of the weights with this decay")
     views: int = _option(
         1,
         int,
-        "views of each test image at the end; 2: mirrored too, 6: and moved by a pixel",
+        "views of each test image in the final evaluation; 2: mirrored, 6: also shifted by a pixel",
         (1, 2, 6),
         "images",
     )
     precision: Precision = _option(  # noqa: RUF009
         "fp32", str, "autocast; fp16 with a GradScaler", get_args(Precision)
     )
-    clip: float | None = _option(None, float, "largest norm of the gradient")
+    clip: float | None = _option(None, float, "maximum gradient norm")
     device: str = _option("cpu", str, "cpu, cuda, ...")
     # Not on the command line of `primum compare`:
     observe_every: int = 10
@@ -174,7 +172,7 @@ class RunSettings:
             if value is not None and not 0 <= value < 1:
                 raise UserError(f"{what} must be >= 0 and below 1, got {value}")
         if self.optimizer == "sgd" and self.nesterov and self.momentum == 0:
-            raise UserError("nesterov needs a momentum above 0, got 0; leave one of them out")
+            raise UserError("nesterov needs momentum > 0, got 0")
         for what in ("warmup", "weight_decay"):
             value = getattr(self, what)
             if value is not None and not 0 <= value < float("inf"):
@@ -195,7 +193,7 @@ class RunSettings:
             if task != self.task and getattr(self, each.name) != each.default:
                 raise UserError(f"{each.name} is for {task}; leave it out for {self.task}")
         if self.task == "language" and (self.look is not None or self.order != "epoch"):
-            raise UserError("whole-network measurements and the demo's order are for images")
+            raise UserError("whole-network measurements and the demo's order are only for images")
         if self.arm.task != self.task:
             if self.arm.name != "base":
                 raise UserError(f"arm {self.arm.name} is for {self.arm.task}; set its task")
@@ -203,7 +201,7 @@ class RunSettings:
 
     @property
     def rate(self) -> float:
-        """The full learning rate."""
+        """The peak learning rate."""
         own = usual_lr(self.task, self.optimizer, self.batch_size) if self.lr is None else self.lr
         return own * self.lr_scale
 
@@ -224,7 +222,7 @@ class RunSettings:
         return f"{self.model} on {data}, {name}, batches of {size}"
 
     def text_settings(self, data_dir: str | None = None, file: str | None = None) -> TextSettings:
-        """What to load for language, and from where."""
+        """What text to load, and from where."""
         same = ("tokens", "vocabulary", "train_size", "test_size")
         return TextSettings(
             self.data, data_dir, file, **{name: getattr(self, name) for name in same}
@@ -233,7 +231,7 @@ class RunSettings:
     def data_settings(
         self, data_dir: str | None = None, cache_dir: str | None = None
     ) -> DataSettings:
-        """What to load, and from where."""
+        """What images to load, and from where."""
         same = ("label_column", "train_size", "test_size", "balanced", "label_noise", "noise_seed")
         return DataSettings(
             self.data,
@@ -243,9 +241,9 @@ class RunSettings:
         )
 
     def shared(self) -> dict[str, Any]:
-        """Plain values without arm and seed, with defaults that depend on others filled in.
+        """Plain values without arm and seed, with dependent defaults filled in.
 
-        Settings added after the first stored runs are left out at their defaults: keys stay.
+        Settings added after the first stored runs are left out at their defaults to keep old keys.
         """
         found = asdict(self)
         for name in ("arm", "seed", "lr_scale"):
@@ -280,7 +278,7 @@ class RunSettings:
 
 @dataclass(frozen=True)
 class Matched:
-    """What a matched control takes over from finished runs.
+    """What a matched control takes from finished runs.
 
     Attributes:
         lr_factors: Factors on the learning rate: one for the run, or one per epoch.
@@ -291,7 +289,7 @@ class Matched:
     steps_factor: float = 1.0
 
     def lr_factor(self, epoch: int) -> float:
-        """The factor of an epoch; the last one is used for all later epochs."""
+        """The factor of an epoch; the last one also applies to all later epochs."""
         return self.lr_factors[min(epoch, len(self.lr_factors) - 1)]
 
 

@@ -1,9 +1,9 @@
 """The speedrun on CIFAR-10: a recipe tuned for plain training, at several budgets, and its runs.
 
-Every budget is a complete schedule of its own, rescaled to its epochs. The recipe is in the spirit
-of the airbench ones (Jordan, 2024). Its learning rate and weight decay are decoupled: both are
-given per 1,024 samples and per unit of what momentum adds up, so that batch size, momentum, and
-the learning rate can be changed without changing the decay.
+Every budget is a complete schedule, rescaled to its epochs. The recipe follows airbench (Jordan,
+2024). Learning rate and weight decay are decoupled: both are given per 1,024 samples, including the
+factor from momentum, so that batch size, momentum and learning rate can be changed without changing
+the decay.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from primum.experiments.settings import Precision, RunSettings
 from primum.experiments.torchrun import computes_bf16
 
 BATCH, MOMENTUM = 512, 0.85
-TUNING_SEED = 100  # none of the seeds that are compared
+TUNING_SEED = 100  # not among the seeds that are compared
 RATES = {2: (5.75, 11.5, 23.0, 46.0), 4: (5.75, 11.5, 23.0, 46.0), 8: (5.75, 11.5, 23.0)}
 DECAYS = (0.0075, 0.015, 0.03)
-# By epochs: learning rate and weight decay of plain training with the highest accuracy of
-# `tuning_runs`, on all images. Budgets between two of these take the shorter one's.
+# By epochs: learning rate and weight decay with the highest accuracy of plain training in
+# `tuning_runs`, on all images. Budgets in between use those of the shorter one.
 TUNED: dict[int, tuple[float, float]] = {2: (11.5, 0.015), 4: (11.5, 0.015), 8: (11.5, 0.015)}
 MAIN = ("base", "primum@radius=0.1", "primum@radius=0.2", "primum@radius=0.4")
 FALLING = "primum@radius=0.4,radius_schedule=fade-linear,radius_low=0.1"
@@ -40,7 +40,7 @@ NOTES = {
 
 @dataclass(frozen=True)
 class Design:
-    """Training images (None is all), epochs of each budget, seeds, views of a test image."""
+    """Training images (None is all), epochs of each budget, seeds, views per test image."""
 
     train_size: int | None
     budgets: tuple[int, ...]
@@ -59,12 +59,12 @@ def recipe(epochs: int, *, lr: float, weight_decay: float, batch_size: int = BAT
     """Settings of a complete schedule.
 
     Args:
-        epochs: Length; the schedule is a triangle with its peak at 23% of it.
-        lr: Sum of all that one sample in 1,024 adds to the weights, momentum included.
-        weight_decay: The same for the share of the weights that is taken away.
+        epochs: Length; the schedule is a triangle with its peak at 23%.
+        lr: Total step per gradient at a batch of 1,024, including momentum.
+        weight_decay: Total decay of the weights in the same units.
         batch_size: Samples per step.
     """
-    lasting = 1 + 1 / (1 - MOMENTUM)  # what Nesterov momentum makes of one gradient, in all
+    lasting = 1 + 1 / (1 - MOMENTUM)  # total factor of one gradient under Nesterov momentum
     return RunSettings(
         model="cnn-whitened",
         augment="translate-alternate",
@@ -84,19 +84,19 @@ def recipe(epochs: int, *, lr: float, weight_decay: float, batch_size: int = BAT
 
 
 def tuned(epochs: int) -> RunSettings:
-    """The recipe with the tuned settings of a budget."""
+    """The recipe with the tuned settings for a budget."""
     known = [budget for budget in TUNED if budget <= epochs] or [min(TUNED)]
     lr, weight_decay = TUNED[max(known)]
     return recipe(epochs, lr=lr, weight_decay=weight_decay)
 
 
 def best_precision(device: str) -> Precision:
-    """bf16 where the device computes in it, which is about twice as fast as fp32; else fp32."""
+    """bf16 if the device computes in it (about twice as fast as fp32), else fp32."""
     return "bf16" if computes_bf16(device) else "fp32"
 
 
 def tuning_runs(scale: Scale = "full", train_size: int | None = None) -> list[RunSettings]:
-    """Plain training: learning rates at every budget, then weight decays at the middle one."""
+    """Runs of plain training: learning rates at every budget, weight decays at the middle one."""
     runs = [
         recipe(budget, lr=lr, weight_decay=DECAYS[1])
         for budget, rates in RATES.items()
@@ -117,10 +117,10 @@ def speedrun_runs(
     device: str = "cpu",
     precision: Precision = "bf16",
 ) -> list[RunSettings]:
-    """All runs of a scale, in an order that is a fair comparison wherever it is stopped.
+    """All runs of a scale, in an order that allows a fair comparison wherever it is stopped.
 
-    Base and three radii come first, all but the longest budget seed by seed, then that one; the
-    other arms come after all of these, in the same order.
+    First base and three radii, seed by seed, with the longest budget last; then the other arms in
+    the same order.
     """
     design = DESIGNS[scale]
     chosen = sorted(budgets or design.budgets)

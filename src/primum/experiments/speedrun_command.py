@@ -1,4 +1,4 @@
-"""`primum reproduce speedrun`: from options to runs, a table and a plot."""
+"""`primum reproduce speedrun`: train the runs and write a table and a plot."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from primum.experiments.torchrun import joined
 
 
 def speedrun(arguments: argparse.Namespace) -> int:
-    """Train what is missing; print and write what each arm gains at each budget."""
+    """Train missing runs; print and write the gain of each arm at each budget."""
     folder = Path(arguments.out) / arguments.scale
     if any(folder.glob("runs/*.json")) and not arguments.resume:
         raise UserError(

@@ -1,10 +1,10 @@
-"""Do runs of an arm differ less from seed to seed than those of base? Brown-Forsythe's test.
+"""Test whether runs of an arm vary less between seeds than those of base (Brown-Forsythe).
 
     python -m primum.experiments.spread results     # a folder of runs, or tables of them
 
-One setting with its few seeds says little about a spread. So there is a test for each setting,
-corrected by Holm for all settings of the arm, and one over settings: the signed-rank test of the
-logarithms of the ratio of the two spreads.
+A single setting has too few seeds to estimate a spread well. So there is a test for each setting,
+with Holm's correction over all settings of the arm, and one test over settings: the signed-rank
+test of the log ratios of the two spreads.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Spread:
 
     Attributes:
         ratio: Standard deviation of the arm over that of base.
-        p: Of Brown and Forsythe's test: deviations from the median, two-sided.
+        p: Two-sided p-value of the Brown-Forsythe test (deviations from the median).
     """
 
     ratio: float
@@ -45,7 +45,7 @@ class Spread:
 
 
 def spread_of(own: Sequence[float], base: Sequence[float]) -> Spread | None:
-    """Compare two groups of runs; None if one has fewer than three, or no spread at all."""
+    """Compare two groups of runs; None if one has fewer than three runs or no spread."""
     if min(len(own), len(base)) < LEAST or min(np.ptp(own), np.ptp(base)) == 0:
         return None
     test = stats.levene(own, base, center="median")
@@ -60,14 +60,14 @@ def spreads(groups: Sequence[Group], arm: str, metric: str) -> list[Spread]:
 
 
 def over_settings(found: Sequence[Spread]) -> float:
-    """P-value of the signed-rank test that the spreads' ratios are symmetric about 1."""
+    """P-value of the signed-rank test that the log ratios of the spreads are symmetric about 0."""
     if not found:
         return math.nan
     return float(stats.wilcoxon([math.log(each.ratio) for each in found]).pvalue)
 
 
 def spread_table(groups: Sequence[Group], names: dict[str, str] | None = None) -> str:
-    """One row per arm and metric, as Markdown."""
+    """A Markdown table with one row per arm and metric."""
     rows = []
     for arm in ARMS:
         for metric, words in METRICS.items():
@@ -92,7 +92,7 @@ def spread_table(groups: Sequence[Group], names: dict[str, str] | None = None) -
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the table of some runs; returns the exit code."""
-    parser = argparse.ArgumentParser(description="Compare spreads over seeds with base's.")
+    parser = argparse.ArgumentParser(description="Compare the spread over seeds with base's.")
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run files, tables or "
                         "folders of them")  # fmt: skip
     arguments = parser.parse_args(argv)

@@ -1,8 +1,8 @@
-"""The one statistical rule: Welch's test, Holm's correction over the family, and power.
+"""The statistical rule of all tables and verdicts: Welch's test, Holm's correction, and power.
 
-Every table, page and verdict uses it. Two arms are said to differ only if the p-value of Welch's
-test, corrected for all tests of the same family, is below 5%; otherwise no difference was seen, and
-`smallest` says which true difference the seeds would have shown four times out of five.
+Two arms are said to differ only if the p-value of Welch's test, corrected for all tests of the same
+family, is below 5%; otherwise no difference was seen, and `smallest` is the true difference that
+the seeds would have shown four times out of five.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ class Difference:
 
     Attributes:
         interval: Mean difference with Welch's 95% interval.
-        p: Of Welch's test, two-sided.
-        adjusted_p: The same after Holm's correction for the family.
-        smallest: True difference that is seen with a probability of 80%, at the strictest level of
+        p: Two-sided p-value of Welch's test.
+        adjusted_p: p after Holm's correction for the family.
+        smallest: True difference that is detected with 80% probability, at the strictest level of
             the correction.
     """
 
@@ -56,7 +56,7 @@ class Difference:
 
     @property
     def seen(self) -> bool:
-        """Whether this counts as a difference."""
+        """Whether the two groups are said to differ."""
         return self.adjusted_p < 1 - LEVEL
 
     @property
@@ -81,7 +81,7 @@ def interval(values: Sequence[float]) -> Interval:
 
 
 def family(pairs: Mapping[Key, tuple[Sequence[float], Sequence[float]]]) -> dict[Key, Difference]:
-    """First group minus second for every pair; all of them are one family of tests."""
+    """First group minus second for every pair; all pairs are one family of tests."""
     welch = {key: _welch(first, second) for key, (first, second) in pairs.items()}
     adjusted = holm([p for _, p in welch.values()])
     return {
@@ -91,10 +91,10 @@ def family(pairs: Mapping[Key, tuple[Sequence[float], Sequence[float]]]) -> dict
 
 
 def pooled(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Interval:
-    """Mean over several settings of the first group minus the second, each setting counting alike.
+    """Mean over several settings of the first group minus the second, with equal weights.
 
-    Variances add up; the degrees of freedom are Welch and Satterthwaite's. For one pair this is
-    Welch's interval.
+    Variances add up; degrees of freedom by Welch-Satterthwaite. For one pair this is Welch's
+    interval.
     """
     groups = [group for pair in pairs for group in pair]
     mean = float(np.mean([np.mean(first) - np.mean(second) for first, second in pairs]))
@@ -109,7 +109,7 @@ def pooled(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> Interval
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """P-values adjusted for multiple tests (Holm, 1979); NaN stays NaN and does not count."""
+    """P-values adjusted for multiple tests (Holm, 1979); NaN stays NaN and is not counted."""
     known = sorted((p, place) for place, p in enumerate(p_values) if not math.isnan(p))
     adjusted = [math.nan] * len(p_values)
     largest = 0.0
@@ -122,12 +122,12 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def smallest_effect(first: Sequence[float], second: Sequence[float], *, family: int = 1) -> float:
     """The true difference that Welch's test detects, with its sign, four times out of five.
 
-    For the number of values and the spread of the two groups; NaN below two values.
+    Uses the number of values and the spread of the two groups; NaN for fewer than two values.
 
     Args:
         first: Values of one group.
-        second: Of the other.
-        family: Number of tests; the level is 5% over it, the strictest of Holm's correction.
+        second: Values of the other.
+        family: Number of tests; the level is 5% / family, the strictest of Holm's correction.
     """
     n, m = len(first), len(second)
     if n < 2 or m < 2:
@@ -154,7 +154,7 @@ def smallest_effect(first: Sequence[float], second: Sequence[float], *, family: 
 
 
 def _welch(first: Sequence[float], second: Sequence[float]) -> tuple[Interval, float]:
-    """Welch's interval and p-value; without any spread, p is 1 for no difference and else 0."""
+    """Welch's interval and p-value; without any spread, p is 1 if the means are equal, else 0."""
     count = min(len(first), len(second))
     mean = (
         float(np.mean(np.subtract(first, second)))
@@ -165,7 +165,7 @@ def _welch(first: Sequence[float], second: Sequence[float]) -> tuple[Interval, f
         return Interval(mean, math.nan, count), math.nan
     if np.ptp(first) == 0 and np.ptp(second) == 0:
         return Interval(mean, 0.0, count), float(mean == 0)
-    with warnings.catch_warnings():  # equal values in one of the two are no reason for a warning
+    with warnings.catch_warnings():  # equal values in a group are fine
         warnings.filterwarnings("ignore", "Precision loss occurred", RuntimeWarning)
         found = stats.ttest_ind(first, second, equal_var=False)
     low, high = found.confidence_interval(LEVEL)

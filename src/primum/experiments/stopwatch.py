@@ -1,4 +1,4 @@
-"""Time of the training steps alone: without evaluation and without steps that are observed."""
+"""Time of the training steps, without evaluation and without observed steps."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch
 class Stopwatch:
     """Times the steps between `start` and `stop`; other steps are assumed to take as long.
 
-    On a CPU with one thread it counts the process's own CPU time, which other work on the machine
-    does not lengthen. It synchronises with a GPU when it starts and stops.
+    On a CPU with one thread it uses the CPU time of the process, which other work on the machine
+    affects less. It synchronises with a GPU when it starts and stops.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -26,12 +26,12 @@ class Stopwatch:
         self._steps = 0
 
     def start(self) -> None:
-        """Call before a step that is timed; no effect while running."""
+        """Call before a timed step; has no effect while running."""
         if self._begin is None:
             self._begin = self._now()
 
     def stop(self) -> None:
-        """Call before anything that is not timed."""
+        """Call before anything that should not be timed."""
         self._elapsed += self._running()
         self._begin = None
 

@@ -1,8 +1,8 @@
 """A sweep's folder: finished runs and checkpoints.
 
 DIR/runs/primum-seed0-<key>.json       a finished run
-DIR/checkpoints/primum-seed0-<key>.pt  an unfinished one; removed when it is finished
-DIR/*.jsonl.gz                         tables of finished runs, which are read too
+DIR/checkpoints/primum-seed0-<key>.pt  an unfinished run; removed when it is finished
+DIR/*.jsonl.gz                         tables of finished runs, which are also read
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ class Store:
     folder: Path
 
     def run_path(self, settings: RunSettings) -> Path:
-        """File of the run, once it is finished."""
+        """File of the finished run."""
         return self.folder / "runs" / f"{_name(settings)}.json"
 
     def checkpoint_path(self, settings: RunSettings) -> Path:
-        """File of its last checkpoint."""
+        """File of the run's last checkpoint."""
         return self.folder / "checkpoints" / f"{_name(settings)}.pt"
 
     def prepare(self) -> None:
-        """Create the folders, so that errors show before the first run, and delete old drafts."""
+        """Create the folders, to report errors before the first run, and delete temporary files."""
         if any(self.folder.glob("parts/*.json")):
             raise UserError(
                 f"{self.folder} was written by an older version of primum reproduce; "
-                "choose another --out, or remove its folder parts"
+                "choose another --out, or remove its subfolder 'parts'"
             )
         for name in ("runs", "checkpoints"):
             folder = self.folder / name
@@ -68,7 +68,7 @@ class Store:
             return run_from(json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError) as error:
             raise UserError(
-                f"{path} cannot be read: {error}; delete it, and the run is repeated"
+                f"{path} cannot be read: {error}; delete it to repeat the run"
             ) from error
 
     def save_run(self, settings: RunSettings, record: RunRecord) -> None:
@@ -82,13 +82,13 @@ class Store:
             torch.save(dict(state), file)
 
     def load_checkpoint(self, settings: RunSettings) -> dict[str, Any] | None:
-        """The state of an unfinished run; None if there is no readable one."""
+        """The state of an unfinished run; None if there is no readable checkpoint."""
         path = self.checkpoint_path(settings)
         if not path.exists():
             return None
         try:
             state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-        except Exception:  # a damaged file fails in many ways; the run just starts from step 0
+        except Exception:  # damaged in any way: the run starts from step 0
             path.unlink(missing_ok=True)
             return None
         return state

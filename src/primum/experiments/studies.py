@@ -1,4 +1,4 @@
-"""The studies behind the docs' results, tutorial and language models, and how they are run.
+"""The studies behind the docs' pages on results, tutorial and language models.
 
     python -m primum.experiments.studies --data-dir DIR --workers 2     # all, several hours
     python -m primum.experiments.studies --data-dir DIR --only noise long-sgd
@@ -7,8 +7,8 @@
     python -m primum.experiments.studies --smoke                        # generated images, seconds
     python -m primum.experiments.studies --pages [--check]              # tables and plots
 
-Finished runs are kept in one table per study, `results/NAME.jsonl.gz`; a run that two studies need
-is made once. The same command continues where it was stopped.
+Finished runs are stored in one table per study, `results/NAME.jsonl.gz`; a run that two studies
+share is trained once. The same command resumes where it was stopped.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ STUDIES: dict[str, Study] = {study.name: study for study in (*IMAGES, *LANGUAGE)
 
 
 def smoke(study: Study) -> Study:
-    """The same arms on a few generated images."""
+    """The study's arms on a few generated images."""
     if study.smoke_runs is not None:
         return replace(study, own_runs=study.smoke_runs)
     arms = study.words.split("--arms")[1]
@@ -56,7 +56,7 @@ def smoke(study: Study) -> Study:
 
 
 def pack(folder: Path) -> None:
-    """Move finished runs from `runs/` into the table of the first study that has them."""
+    """Move finished runs from `runs/` to the table of the first study that needs them."""
     store = Store(folder)
     taken: set[str] = set()
     for study in STUDIES.values():
@@ -72,14 +72,14 @@ def pack(folder: Path) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line of the studies; returns the exit code."""
-    parser = argparse.ArgumentParser(description="Make the runs behind the results pages.")
+    parser = argparse.ArgumentParser(description="Train the runs behind the docs' results.")
     parser.add_argument("--only", nargs="+", choices=STUDIES, metavar="NAME", default=list(STUDIES))
-    parser.add_argument("--seeds", type=options.at_least(1), metavar="N", help="at most N")
-    parser.add_argument("--list", action="store_true", help="studies, finished runs, commands")
-    parser.add_argument("--smoke", action="store_true", help="generated images, nothing is kept")
-    parser.add_argument("--pack", action="store_true", help="train nothing, move finished runs "
-                        "from OUT/runs into the tables")  # fmt: skip
-    parser.add_argument("--pages", action="store_true", help="make tables and plots of the docs")
+    parser.add_argument("--seeds", type=options.at_least(1), metavar="N", help="at most N seeds")
+    parser.add_argument("--list", action="store_true", help="list studies, finished runs, commands")
+    parser.add_argument("--smoke", action="store_true", help="generated images; keeps nothing")
+    parser.add_argument("--pack", action="store_true", help="only move finished runs from "
+                        "OUT/runs to the tables")  # fmt: skip
+    parser.add_argument("--pages", action="store_true", help="update tables and plots of the docs")
     parser.add_argument("--check", action="store_true", help="with --pages: write nothing, exit "
                         "with 1 if a page would change")  # fmt: skip
     parser.add_argument("--docs", type=Path, default=Path("docs"), metavar="DIR")
@@ -115,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_study(study: Study, arguments: argparse.Namespace) -> list[RunRecord]:
-    """Train what is missing."""
+    """Train the missing runs of a study."""
     arguments.command = study.command
     print(f"\n{study.name}: {study.question}", flush=True)
     return run_sweep(study.runs(), place_of(arguments), Progress())

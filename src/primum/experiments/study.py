@@ -1,4 +1,4 @@
-"""What a study is: a question, and the runs that answer it."""
+"""`Study`: a question and the runs that answer it."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class Study:
     """A question and the runs that answer it.
 
     Attributes:
-        name: On the command line.
-        question: What it asks.
+        name: Name on the command line.
+        question: The question, as text.
         words: Options of `primum compare`.
-        seeds: How many.
-        own_runs: Makes the runs of a study that is not a `primum compare`.
-        smoke_runs: Makes a few of these on generated images.
-        page: The page of the docs that shows it.
-        radius: Of the arm that the page calls `primum`, whatever the library's default is.
+        seeds: Number of seeds.
+        own_runs: Returns the runs of a study that is not a `primum compare`.
+        smoke_runs: Returns a few of these on generated images.
+        page: The docs page that shows it.
+        radius: Radius of the arm `primum`, regardless of the library's default.
     """
 
     name: str
@@ -40,13 +40,13 @@ class Study:
 
     @property
     def command(self) -> str:
-        """The command that makes the same runs."""
+        """The command that trains the runs."""
         if self.own_runs is not None:
             return f"python -m primum.experiments.studies --data-dir DIR --only {self.name}"
         return f"primum compare {self.words} --seeds {self.seeds} --data-dir DIR --out results"
 
     def runs(self) -> list[RunSettings]:
-        """All runs, in the order they are made."""
+        """All runs, in the order of training."""
         if self.own_runs is not None:
             return self.own_runs()
         parser = argparse.ArgumentParser()
@@ -56,7 +56,7 @@ class Study:
         return plan(options.points(chosen), options.arms(chosen), range(self.seeds))
 
     def found(self, store: Store) -> list[RunRecord]:
-        """Its finished runs."""
+        """The finished runs."""
         return [
             replace(record, arm=run.arm.label_at(self.radius))
             for run in self.runs()

@@ -60,7 +60,7 @@ NAMES = {  # on the page; others keep theirs
 
 
 class Row(NamedTuple):
-    """A setting: in words, its runs, whether base was tuned in it, and each arm minus base."""
+    """A setting: description, runs, whether base was tuned, and each arm minus base."""
 
     name: str
     group: Group
@@ -69,14 +69,14 @@ class Row(NamedTuple):
 
 
 def named(arm: str, *, language: bool = False) -> str:
-    """An arm's name on the page of images, or of language, where `primum` has another radius."""
+    """An arm's name on the images page or the language page, where `primum` has another radius."""
     return "primum, radius 0.1" if language and arm == "primum" else NAMES.get(arm, arm)
 
 
 class Results:
     """Finished runs of all studies.
 
-    A study of which no run was made has none, even if it shares some with an earlier study.
+    A study without a run of its own has none, even if it shares runs with an earlier study.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -90,7 +90,7 @@ class Results:
             taken |= {run.key for run in study.runs()}
 
     def of(self, page: str) -> dict[str, list[RunRecord]]:
-        """Finished runs of the studies that a page shows."""
+        """Finished runs of the studies on a page."""
         return {name: runs for name, runs in self.runs.items() if STUDIES[name].page == page}
 
     def groups(self, study: str) -> list[Group]:
@@ -99,7 +99,7 @@ class Results:
 
     @cached_property
     def every(self) -> list[Group]:
-        """All settings of the page's studies, whatever their learning rate."""
+        """All settings of the page's studies, at any learning rate."""
         runs = [run for found in self.of("results").values() for run in found]
         return group_runs(list({run.arm_settings["key"]: run for run in runs}.values()))
 
@@ -116,9 +116,9 @@ class Results:
 
     @cached_property
     def overview(self) -> list[Row]:
-        """Every setting with its differences from base, tuned ones first; a column is a family.
+        """All settings with their differences from base, tuned ones first; a column is a family.
 
-        Settings with one seed so far are left out.
+        Settings with a single seed are left out.
         """
         keys = {run.arm_settings["key"] for name in TUNED for run in self.runs.get(name, ())}
         rows = []
@@ -137,7 +137,7 @@ class Results:
         return sorted(rows, key=lambda row: not row.tuned)
 
     def default_radius(self) -> list[Gains]:
-        """What the rule for the default radius is applied to."""
+        """The gains that the rule for the default radius uses."""
         longest = Budgets(self.runs["speedrun"]).groups
         groups = [longest[max(longest)]] if longest else []
         groups += [
@@ -173,7 +173,7 @@ class Results:
 
 
 def in_words(settings: dict[str, Any], *, rate: bool = True) -> str:
-    """Settings in a few words; the learning rate only if it is not the paper's."""
+    """A short description of settings; the learning rate only if it is not the paper's."""
     words = [
         settings["model"] + _norm(settings),
         DATA[settings["data"]],

@@ -1,4 +1,4 @@
-"""All runs of a plan, several at a time: finished ones are skipped, unfinished ones resumed."""
+"""Train all runs of a plan in parallel; finished runs are skipped, unfinished ones resumed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from primum.experiments.torchrun import computes_bf16, current
 
 UPDATE_EVERY = 0.5  # seconds between two progress updates of a run
 
-SLOW = "This processor has no bfloat16 instructions: runs in bf16 take about ten times fp32's time."
+SLOW = "This processor has no bfloat16 instructions: bf16 is about ten times as slow as fp32."
 
 OnRun = Callable[[RunSettings, RunRecord], object]
 
@@ -37,20 +37,20 @@ def run_sweep(
     progress: Progress,
     on_run: OnRun = lambda run, record: None,
 ) -> list[RunRecord]:
-    """Train what is missing; returns all runs in the order of the plan.
+    """Train the missing runs; returns all runs in the order of the plan.
 
-    The first error, or Ctrl-C, stops the sweep; finished runs are kept. `on_run` is called in this
-    process with each finished run.
+    The first error, or Ctrl-C, stops the sweep; finished runs are kept. `on_run` is called in the
+    main process with each finished run.
     """
     ranks = current()
     if ranks.size > 1 and place.workers > 1:
-        raise UserError("under torchrun all processes share each run; leave --workers at 1")
+        raise UserError("under torchrun all processes train the same run; leave --workers at 1")
     check_workers(place.workers, place.threads, place.data_workers)
     place.store.prepare()
     done = {run.key: record for run in runs if (record := place.store.find(run)) is not None}
-    ranks.wait()  # before the first of them writes
+    ranks.wait()  # before any of them writes
     for run in runs:
-        if run.key in done and ranks.leads:  # killed between writing the run and removing this
+        if run.key in done and ranks.leads:  # killed before it was removed
             place.store.checkpoint_path(run).unlink(missing_ok=True)
     todo = [run for run in runs if run.key not in done]
     check_runs(todo)
@@ -70,25 +70,25 @@ def run_sweep(
 
 
 def cores() -> int:
-    """CPU cores this process may use."""
+    """Number of CPU cores that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def check_workers(workers: int, threads: int = 1, data_workers: int = 0) -> None:
-    """Raise if there would be more busy processes than cores."""
+    """Raise if the processes would need more cores than there are."""
     have = cores()
     if workers * threads > max(have, threads):
         each = "" if threads == 1 else f" of {threads} threads"
         raise UserError(
-            f"{workers} workers{each} were asked for, but there are {have} cores; "
+            f"{workers} workers{each} were requested, but there are {have} cores; "
             f"choose at most {max(1, have // threads)}"
         )
     if workers * data_workers > have:
         runs = "" if workers == 1 else f" for each of {workers} workers"
         raise UserError(
-            f"{data_workers} data workers{runs} were asked for, but there are {have} cores; "
+            f"{data_workers} data workers{runs} were requested, but there are {have} cores; "
             f"choose at most {have // workers}"
         )
 
@@ -96,7 +96,7 @@ def check_workers(workers: int, threads: int = 1, data_workers: int = 0) -> None
 def _in_turn(
     todo: Sequence[RunSettings], place: Place, progress: Progress
 ) -> Iterator[tuple[RunSettings, RunRecord]]:
-    """In this process, in the order of the plan, which has references before matched controls."""
+    """Train in this process, in the order of the plan (references before matched controls)."""
     for run in todo:
         factors = matched(run, place.store.find)
         if factors is None:
@@ -114,7 +114,7 @@ def _in_turn(
 def _in_workers(
     todo: Sequence[RunSettings], place: Place, progress: Progress
 ) -> Iterator[tuple[RunSettings, RunRecord]]:
-    """In several processes; a matched control waits until its references are finished."""
+    """Train in several processes; a matched control waits for its references."""
     waiting = list(todo)
     there = replace(place, store=Store(place.store.folder))  # without the tables it has read
     running: dict[Future[RunRecord], RunSettings] = {}
@@ -139,8 +139,8 @@ def _in_workers(
                     yield run, future.result()
                 except BrokenProcessPool as error:
                     raise UserError(
-                        "a worker process was killed, perhaps for lack of memory; finished runs "
-                        "are kept: run the same command again with fewer --workers"
+                        "a worker process was killed, possibly out of memory; finished runs are "
+                        "kept: run the same command again with fewer --workers"
                     ) from error
 
 
@@ -154,7 +154,7 @@ def _start_worker(updates: Any, parent: int) -> None:
 
 
 def _follow(parent: int) -> None:
-    """Exit when the parent process is gone; files on disk are complete at any moment."""
+    """Exit when the parent process has died; files on disk are complete at any time."""
     while os.getppid() == parent:
         sleep(UPDATE_EVERY)
     os._exit(1)
@@ -168,7 +168,7 @@ def _work(run: RunSettings, factors: Matched, place: Place) -> RunRecord:
 
 
 def _now_and_then(update: OnStep) -> OnStep:
-    """The same callback, called at most every `UPDATE_EVERY` seconds."""
+    """A callback that calls `update` at most every `UPDATE_EVERY` seconds."""
     last = 0.0
 
     def seldom(done: int, steps: int) -> None:

@@ -1,4 +1,4 @@
-"""Tables of runs: the metrics of a run, runs grouped by settings, and arms compared by the rule."""
+"""Metrics of runs, runs grouped by settings, and arms compared by the statistical rule."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TESTED = ("accuracy", "loss", "ema_accuracy", "views_accuracy")  # metrics that 
 
 
 class Metric(NamedTuple):
-    """A number of a run: heading on a page, heading on a terminal, digits shown, what is better."""
+    """A metric: heading on a page, heading on a terminal, digits shown, which sign is better."""
 
     heading: str
     short: str
@@ -43,10 +43,10 @@ METRICS: dict[str, Metric] = {
 
 
 def metrics_of(run: RunRecord, base: RunRecord | None = None) -> dict[str, float | None]:
-    """All metrics of a run, None where unknown.
+    """All metrics of a run; None if unknown.
 
     The step taken is the weighted one if weights were applied. The last three metrics are relative
-    to `base`, the run of base with the same seed.
+    to `base`, base's run with the same seed.
     """
     applied = run.steps.get("applied")
     weighted = applied is not None and any(applied)
@@ -83,11 +83,11 @@ def until_base(run: RunRecord, base: RunRecord, axis: str) -> float | None:
 
     Args:
         run: Any run.
-        base: Base with the same seed.
-        axis: `step`, `seconds` or `epoch`, a column of their curves.
+        base: Base's run with the same seed.
+        axis: A column of their curves: `step`, `seconds` or `epoch`.
 
     Returns:
-        As a share of base's total; None if the loss ends above.
+        The share of base's total; None if the final loss is above base's.
     """
     losses, places = run.curves.get("test_loss"), run.curves.get(axis)
     theirs, whole = base.curves.get("test_loss"), base.curves.get(axis)
@@ -104,7 +104,7 @@ def until_base(run: RunRecord, base: RunRecord, axis: str) -> float | None:
 
 @dataclass(frozen=True)
 class Group:
-    """Runs with the same name and settings, by arm and in the order of seeds; base comes first."""
+    """Runs with the same name and settings, by arm (base first) and sorted by seed."""
 
     title: str
     settings: dict[str, Any]
@@ -122,7 +122,7 @@ class Group:
 
     @cached_property
     def judged_by(self) -> str:
-        """The metric that decides: accuracy, over several views if there are; else the loss."""
+        """The metric that decides: accuracy (over several views, if evaluated), else loss."""
         known = (name for name in ("views_accuracy", "accuracy") if self.table[name].notna().any())
         return next(known, "loss")
 
@@ -132,7 +132,7 @@ class Group:
 
     @property
     def focus(self) -> str | None:
-        """The arm to judge: primum, or else the first that is not base; None if it is alone."""
+        """The arm to judge: primum, else the first that is not base; None if there is none."""
         others = [arm for arm in self.arms if arm != "base"] if len(self.arms) > 1 else []
         return "primum" if "primum" in others else next(iter(others), None)
 
@@ -147,7 +147,7 @@ class Group:
         return pd.DataFrame(rows, index=index, columns=list(METRICS), dtype=float)
 
     def interval(self, arm: str, metric: str) -> Interval | None:
-        """Mean over seeds; None if a finished run lacks the metric."""
+        """Mean over seeds with its interval; None if a finished run lacks the metric."""
         if arm not in self.table.index:
             return None
         values = self.table.loc[arm][metric]
@@ -156,8 +156,8 @@ class Group:
     def pair(self, first: str, second: str, metric: str) -> tuple[list[float], list[float]] | None:
         """Values of two arms over their common seeds, in the same order; None without any.
 
-        Where a common seed lacks the metric, because its run diverged, there is no comparison:
-        without that seed the arm would look better than it is.
+        Also None if a run of a common seed diverged: without that seed the arm would look better
+        than it is.
         """
         if not {first, second} <= set(self.table.index.get_level_values("arm")):
             return None
@@ -169,11 +169,11 @@ class Group:
         return own, other
 
     def against_base(self, metric: str) -> dict[str, Difference]:
-        """Every arm minus base; all of them are one family."""
+        """Each arm minus base; all of them are one family."""
         return self._family([(arm, "base") for arm in self.arms if arm != "base"], metric, 0)
 
     def focus_against(self, metric: str) -> dict[str, Difference]:
-        """The arm in focus minus each other arm, but base; all of them are one family."""
+        """The arm in focus minus each other arm except base; all of them are one family."""
         others = [arm for arm in self.arms if arm not in ("base", self.focus)]
         return self._family([(self.focus or "", other) for other in others], metric, 1)
 
@@ -203,7 +203,7 @@ class Group:
 
 
 def group_runs(records: Sequence[RunRecord]) -> list[Group]:
-    """Groups in the order of the records; titles name the settings in which namesakes differ."""
+    """Groups in the order of the records; titles list settings that differ under the same name."""
     found: dict[str, list[RunRecord]] = {}
     for record in records:
         key = json.dumps([record.name, record.settings], sort_keys=True, default=str)
@@ -221,7 +221,7 @@ def group_runs(records: Sequence[RunRecord]) -> list[Group]:
 
 
 def _apart(run: RunRecord, namesakes: Sequence[RunRecord]) -> str:
-    """The settings in which a run differs from others of the same name."""
+    """The settings in which a run differs from others with the same name."""
     keys = [
         key
         for key in run.settings

@@ -1,4 +1,4 @@
-"""What depends on the task, images or language: data, model and batches of a run."""
+"""Data, model and batches of a run, for both tasks: images and language."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from primum.experiments.torchrun import Ranks
 from primum.experiments.windows import Windows
 
 Data: TypeAlias = ImageData | TextData
-TEST_IMAGES = 500  # in a batch of the evaluation
+TEST_IMAGES = 500  # per evaluation batch
 TEST_TOKENS = 8192
 
 
@@ -33,10 +33,10 @@ def load(
     """The data of a run.
 
     Args:
-        settings: Of the run.
+        settings: Settings of the run.
         data_dir: Folder of the data.
-        cache_dir: Where decoded images are kept.
-        text: The file of a text that has no name.
+        cache_dir: Folder for decoded images.
+        text: File of a text that is not built in.
     """
     if settings.task == "language":
         return load_text(settings.text_settings(data_dir, text))
@@ -44,28 +44,28 @@ def load(
 
 
 def known_sizes(settings: RunSettings) -> tuple[int, int] | None:
-    """What a model is built from, where it is known before any data are loaded."""
+    """The sizes that a model is built from, if known without loading data."""
     if settings.task == "language":
         return settings.vocabulary, settings.length
     return settings.data_settings().known_shape
 
 
 def build(settings: RunSettings, sizes: tuple[int, int]) -> nn.Module:
-    """The model of a run, from classes and image size, or from vocabulary and length."""
+    """The model of a run, from classes and image size, or vocabulary size and length."""
     if settings.task == "language":
         return build_language_model(settings.model, *sizes, seed=settings.seed)
     return build_model(settings.model, *sizes, norm=settings.norm, seed=settings.seed)
 
 
 def sizes_of(settings: RunSettings, data: Data) -> tuple[int, int]:
-    """The same, from the data."""
+    """The sizes that a model is built from, from the data."""
     if isinstance(data, TextData):
         return data.classes, settings.length
     return data.classes, data.image_size
 
 
 def initial_model(settings: RunSettings, data: Data) -> nn.Module:
-    """The model of a run before its first step; its whitening layer, if any, fits the images."""
+    """The model of a run before its first step, with its whitening layer, if any, initialised."""
     model = build(settings, sizes_of(settings, data))
     if isinstance(model, WhitenedCNN) and isinstance(data, ImageData):
         model.whiten(first_images(data))
@@ -81,7 +81,7 @@ def check_name(settings: RunSettings) -> None:
 
 
 def train_batches(settings: RunSettings, data: Data, ranks: Ranks, workers: int) -> Epochs:
-    """The batches to train on."""
+    """The training batches."""
     try:
         if isinstance(data, TextData):
             return Windows(
@@ -113,7 +113,7 @@ def train_batches(settings: RunSettings, data: Data, ranks: Ranks, workers: int)
 def evaluation_batches(
     settings: RunSettings, data: Data, workers: int, batch_size: int | None = None
 ) -> Epochs:
-    """Test images, or held-out text, in order."""
+    """Batches of test images or held-out text, in order."""
     if isinstance(data, TextData):
         return Windows(
             data.test,

@@ -1,4 +1,4 @@
-"""Tables as text: for a terminal and as Markdown."""
+"""Tables for a terminal and as Markdown."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 
 def text_table(rows: Sequence[Sequence[str]], *, left: int | None = 1, rule: bool = False) -> str:
-    """Aligned columns for a terminal, the head as the first row.
+    """A table with aligned columns for a terminal; the first row is the header.
 
     Args:
         rows: Cells.
-        left: So many columns are aligned to the left; None: those that do not hold numbers.
-        rule: Whether to draw a line below the first row.
+        left: Number of left-aligned columns; None: those that do not hold numbers.
+        rule: Whether to draw a line below the header.
     """
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     first = rows[1] if len(rows) > 1 else rows[0]
@@ -27,11 +27,11 @@ def text_table(rows: Sequence[Sequence[str]], *, left: int | None = 1, rule: boo
 
 
 def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table; columns whose first cell is a number are aligned to the right."""
+    """A Markdown table; columns whose first cell is a number are right-aligned."""
     rule = ["---:" if rows and is_number(rows[0][i]) else "---" for i in range(len(head))]
     return "\n".join("| " + " | ".join(row) + " |" for row in [head, rule, *rows])
 
 
 def is_number(cell: str) -> bool:
-    """Whether a cell of a table is a number: 12, +3.5, >1.0, 2.0x."""
+    """Whether a cell is a number: 12, +3.5, >1.0, 2.0x."""
     return cell.lstrip("+->").replace(".", "", 1).replace("x", "", 1).isdigit()

@@ -1,7 +1,7 @@
-"""Plain text for language models: characters or words as numbers, a training and a held-out part.
+"""Plain text for language models, tokenized by character or word, with a held-out part.
 
-Held out is the last part of the text, in one piece; it is never trained on, and the vocabulary is
-that of the training part. What was not seen there is one further token, number 0.
+The last part of the text is held out: it is never trained on, and the vocabulary comes from the
+training part. Anything not in the vocabulary is token 0.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from primum.experiments.images.sources import DataError
 
 Tokens = Literal["char", "word"]
 HELD_OUT = 0.1  # share of the text
-UNKNOWN = "�"  # the token that stands for all others
+UNKNOWN = "�"  # the token for everything else
 DIGITS = 12  # of a digest
 WORD = re.compile(r"\w+|[^\w\s]")
 BUILT_IN = "python-docs"
@@ -29,7 +29,7 @@ BUILT_IN = "python-docs"
 
 @dataclass(frozen=True)
 class Text:
-    """A text by name: what it is, and, for a file, its digest and how to get it."""
+    """A named text: description and, for a file, its digest and how to get it."""
 
     description: str
     digest: str | None = None
@@ -48,14 +48,14 @@ TEXTS: dict[str, Text] = {
 
 @dataclass(frozen=True)
 class TextSettings:
-    """What to load; plain values.
+    """What to load, as plain values.
 
     Args:
         name: A key of `TEXTS`, or `name_of(file)`.
         data_dir: Folder of `kjv.txt`.
-        file: The file of a text that is not in `TEXTS`.
+        file: File of a text that is not in `TEXTS`.
         tokens: Characters, or words and punctuation marks.
-        vocabulary: Most words, the frequent ones first; the others are one token. All characters
+        vocabulary: Number of words to keep, by frequency; all others are one token. All characters
             are kept.
         train_size: Use only the first tokens of the training part.
         test_size: The same for the held-out part.
@@ -74,7 +74,7 @@ class TextSettings:
             raise DataError(f"tokens must be char or word, got {self.tokens!r}")
         if self.name not in TEXTS and ":" not in self.name:
             raise DataError(
-                f"unknown text {self.name!r}; choose from {', '.join(TEXTS)}, or give a file with "
+                f"unknown text {self.name!r}; choose from {', '.join(TEXTS)}, or pass a file with "
                 "--text FILE"
             )
         least = {"vocabulary": 2, "train_size": 1, "test_size": 1}
@@ -86,7 +86,7 @@ class TextSettings:
 
 @dataclass(frozen=True)
 class TextData:
-    """Both parts as token numbers [N], and the tokens by number."""
+    """Both parts as token ids [N], and the tokens by id."""
 
     settings: TextSettings
     train: Tensor
@@ -95,17 +95,17 @@ class TextData:
 
     @property
     def classes(self) -> int:
-        """Number of different tokens."""
+        """Size of the vocabulary."""
         return len(self.vocabulary)
 
 
 def name_of(file: str | Path) -> str:
-    """A text's name from its file: the file's name and a digest of the content."""
+    """Name of a text file: its file name and a digest of its content."""
     return f"{Path(file).name}:{_digest(_read(Path(file)))}"
 
 
 def digest_of(name: str) -> str:
-    """What a text's content hashes to, without its file; of the built-in one, this Python's."""
+    """Digest of a text's content, by name; for the built-in text, that of this Python version."""
     if name == BUILT_IN:
         return _digest(_python_docs())
     return TEXTS[name].digest or "" if name in TEXTS else name.rpartition(":")[2]
@@ -113,7 +113,7 @@ def digest_of(name: str) -> str:
 
 @lru_cache(maxsize=2)  # these tensors are never written to
 def load_text(settings: TextSettings) -> TextData:
-    """Read, check, split, number.
+    """Read, check, split and tokenize a text.
 
     Raises:
         DataError: The text cannot be used; the message says why and what to do.
@@ -126,8 +126,8 @@ def load_text(settings: TextSettings) -> TextData:
     text = _content(settings)
     if _digest(text) != digest_of(settings.name):
         known = TEXTS.get(settings.name)
-        what = f"make it by: {known.how}" if known else "start again with another --out"
-        raise DataError(f"the content of {settings.name} is not the expected one; {what}")
+        what = f"recreate it: {known.how}" if known else "start again with another --out"
+        raise DataError(f"{settings.name} does not have the expected content; {what}")
     cut = int(len(text) * (1 - HELD_OUT))
     train, test = (_tokens(part, settings.tokens) for part in (text[:cut], text[cut:]))
     train, test = train[: settings.train_size], test[: settings.test_size]
@@ -147,7 +147,7 @@ def _content(settings: TextSettings) -> str:
         return _read(Path(settings.file))
     known = TEXTS.get(settings.name)
     if known is None:
-        raise DataError(f"where is {settings.name}? pass its file with --text FILE")
+        raise DataError(f"the file of {settings.name} is unknown; pass it with --text FILE")
     if settings.data_dir is None:
         raise DataError(f"{settings.name} needs --data-dir DIR; {known.how}")
     path = Path(settings.data_dir) / f"{settings.name}.txt"
@@ -184,7 +184,7 @@ def _tokens(text: str, tokens: Tokens) -> list[str]:
 
 
 def _vocabulary(tokens: list[str], size: int | None) -> tuple[str, ...]:
-    """The token for all others, then the most frequent ones, equally frequent ones by alphabet."""
+    """The token for everything else, then tokens by frequency; ties are sorted alphabetically."""
     counts = Counter(tokens)
     ranked = sorted(counts, key=lambda token: (-counts[token], token))
     most = len(ranked) if size is None else size - 1

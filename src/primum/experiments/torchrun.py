@@ -1,6 +1,6 @@
-"""Runs shared by several processes that `torchrun` started: each has a part of every batch.
+"""Runs on several processes started by `torchrun`, each with a part of every batch.
 
-All processes go through the same sweep in step; rank 0 writes files and shows progress.
+All processes run the same sweep in lockstep; rank 0 writes files and shows progress.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 from primum.experiments.errors import UserError
 from primum.experiments.settings import RunSettings
 
-# Arms for one process.
+# Arms that need a single process.
 ALONE = ("loss-weighted", "network", "explicit", "upgrad-network", "mgda", "damped")
 
 
@@ -35,7 +35,7 @@ class Ranks:
         return self.rank == 0
 
     def device(self, name: str) -> torch.device:
-        """This process's own device of a kind."""
+        """This process's device of this type."""
         if self.size > 1 and name == "cuda":
             return torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         return torch.device(name)
@@ -49,7 +49,7 @@ class Ranks:
         return total / self.size
 
     def gather(self, value: Any) -> list[Any]:
-        """The values of all ranks, in order."""
+        """The values of all ranks, in rank order."""
         if self.size == 1:
             return [value]
         gathered: list[Any] = [None] * self.size
@@ -62,7 +62,7 @@ class Ranks:
             dist.barrier()
 
     def check(self, settings: RunSettings) -> None:
-        """Raise if the run cannot be shared."""
+        """Raise if the run cannot be trained on several ranks."""
         if self.size == 1:
             return
         if settings.batch_size % self.size:
@@ -73,22 +73,22 @@ class Ranks:
         alone = arm.name in ALONE or arm.part != "both" or arm.second_look != "none"
         if alone or settings.look:
             what = "primum inspect" if settings.look else arm.label
-            raise UserError(f"{what} works in one process only; run it without torchrun")
+            raise UserError(f"{what} works in a single process only; run it without torchrun")
 
 
 def current() -> Ranks:
-    """This process's place in the process group, or the only rank of one."""
+    """This process's rank in the process group, or rank 0 of 1 without a group."""
     if dist.is_available() and dist.is_initialized():
         return Ranks(dist.get_rank(), dist.get_world_size())
     return Ranks()
 
 
 def check_device(name: str) -> None:
-    """Raise if a device does not exist or does not work, by putting one number on it."""
+    """Raise if a device does not exist or does not work; tries to allocate a tensor on it."""
     own = os.environ.get("LOCAL_RANK")
     try:
         torch.zeros((), device=f"cuda:{own}" if name == "cuda" and own else name).item()
-    except Exception as error:  # every backend has its own kind
+    except Exception as error:  # backends raise different types
         reason = str(error).strip().partition("\n")[0].rstrip(".")
         raise UserError(
             f"device {name!r} cannot be used here: {reason}; choose another, such as cpu"
@@ -96,7 +96,7 @@ def check_device(name: str) -> None:
 
 
 def computes_bf16(device: str) -> bool:
-    """Whether a device computes in bfloat16; CPUs without it take about ten times fp32's time."""
+    """Whether a device has bfloat16 instructions; CPUs without them are ten times as slow in it."""
     kind = torch.device(device).type
     if kind == "cpu":
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
@@ -105,7 +105,7 @@ def computes_bf16(device: str) -> bool:
 
 @contextmanager
 def joined(device: str) -> Iterator[Ranks]:
-    """Join the process group for the length of a block, if `torchrun` started several processes."""
+    """Join the process group in a block, if `torchrun` started several processes."""
     check_device(device)
     if int(os.environ.get("WORLD_SIZE", "1")) == 1 or dist.is_initialized():
         yield current()

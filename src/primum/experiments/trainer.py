@@ -1,6 +1,6 @@
-"""The one training loop; whatever is measured on the way is a callback.
+"""The training loop; all measurements are callbacks.
 
-At any step its state can be saved and loaded again, and training ends with the same numbers.
+Its state can be saved and loaded at any step; a resumed run ends with the same numbers.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from primum.experiments.stopwatch import Stopwatch
 from primum.experiments.tasks import Data, evaluation_batches, initial_model, train_batches
 from primum.experiments.torchrun import current
 
-FORMAT = 2  # of a checkpoint
+FORMAT = 2  # version of the checkpoint format
 
 
 class Callback:
-    """What the trainer calls; the defaults do nothing.
+    """Base class of callbacks; its methods do nothing.
 
     `fields` returns entries for the run record; dicts of several callbacks are merged.
     """
 
     def before_step(self, trainer: Trainer) -> None:
-        """Called before each step; `trainer.coming` is the batch."""
+        """Called before each step; `trainer.coming` is its batch."""
 
     def after_step(self, trainer: Trainer, batch: Batch, report: StepReport | None) -> None:
         """Called after each step; `report` is None for steps that are not observed."""
@@ -54,14 +54,14 @@ class Callback:
 
 
 class Trainer:
-    """A run under way. Call `step()` until `finished`.
+    """Trains a run: call `step()` until `finished`.
 
     Args:
-        settings: Of the run.
+        settings: Settings of the run.
         data: `tasks.load(settings, ...)`.
         callbacks: Called in this order.
-        matched: For lr-matched and time-matched.
-        data_workers: Processes that prepare batches; they change no number.
+        matched: Factors for lr-matched and time-matched.
+        data_workers: Processes that prepare batches; they do not change results.
     """
 
     def __init__(
@@ -84,14 +84,15 @@ class Trainer:
         self.steps = max(1, round(wanted * self.matched.steps_factor))
         self.step_count = 0
         self.model: nn.Module = initial_model(settings, data).to(self.device)
-        # Before the arm is attached, which the copy would copy too.
+        # Before the arm is attached, or the copy would include its hooks.
         self.average = None if settings.ema is None else weight_average(self.model, settings.ema)
         self.optimizer = make_optimizer(settings, self.model)
         warmup = settings.warmup_steps
         warmup = round(settings.warmup * len(self.batches)) if warmup is None else warmup
         if warmup >= self.steps:
             raise UserError(
-                f"warmup takes {warmup} steps, but the run has {self.steps}; choose a shorter one"
+                f"warmup takes {warmup} steps, but the run has {self.steps}; choose a shorter "
+                "warmup"
             )
         self.schedule = make_schedule(
             settings.schedule,
@@ -112,17 +113,17 @@ class Trainer:
 
     @property
     def period(self) -> int:
-        """Steps from one call of `after_epoch` to the next: an epoch, or `evaluate_steps`."""
+        """Steps between calls of `after_epoch`: an epoch, or `evaluate_steps`."""
         return self.settings.evaluate_steps or len(self.batches)
 
     @property
     def between_epochs(self) -> bool:
-        """Whether such a period has just ended."""
+        """Whether a period has just ended."""
         return self.step_count % self.period == 0
 
     @property
     def finished(self) -> bool:
-        """Whether all steps are taken."""
+        """Whether all steps have been taken."""
         return self.step_count >= self.steps
 
     @property
@@ -142,7 +143,7 @@ class Trainer:
             callback.before_step(self)
         self.lr = float(self.optimizer.param_groups[0]["lr"])
         if observed and not self.method.weighs:
-            self.stopwatch.stop()  # such a step takes longer than the arm's own
+            self.stopwatch.stop()  # observing takes extra time
         else:
             self.stopwatch.start()
         batch = self.coming
@@ -177,7 +178,7 @@ class Trainer:
             scaler.step(self.optimizer)
             scaler.update()
         with warnings.catch_warnings():
-            # A scaler may skip the first step; the scheduler then warns about the order of calls.
+            # If the scaler skips the first step, the scheduler warns about the order of calls.
             warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
             self.schedule.step()
         if self.average is not None:
@@ -185,19 +186,19 @@ class Trainer:
         return loss
 
     def _set_lr(self) -> None:
-        """Set the schedule's learning rates, times the factor of a matched control."""
+        """Set the scheduled learning rates, times the factor of a matched control."""
         factor = self.matched.lr_factor(self.step_count // self.period)
         for group, lr in zip(self.optimizer.param_groups, self.schedule.get_last_lr(), strict=True):
             group["lr"] = lr * factor
 
     def close(self) -> None:
-        """End the processes that prepare batches; a further step starts new ones."""
+        """Stop the processes that prepare batches; another step starts new ones."""
         if self._epoch is not None:
             self._epoch.close()
             self._epoch = self._coming = None
 
     def test_batches(self, batch_size: int | None = None) -> Iterator[Batch]:
-        """Test images, or held-out text, on the run's device, in order."""
+        """Batches of test images or held-out text, in order, on the run's device."""
         test = evaluation_batches(self.settings, self.data, self.data_workers, batch_size)
         epoch = test.epoch(0)
         try:
@@ -226,7 +227,7 @@ class Trainer:
         return mean, int(right) / count if math.isfinite(mean) else math.nan
 
     def state_dict(self) -> dict[str, Any]:
-        """Plain values and tensors, for `weights_only=True`. All ranks have to call it."""
+        """Plain values and tensors, loadable with `weights_only=True`. All ranks must call it."""
         state: dict[str, Any] = {
             "format": FORMAT,
             "key": self.settings.key,
@@ -240,9 +241,9 @@ class Trainer:
         return state | {name: part.state_dict() for name, part in self._parts().items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue a run of the same settings."""
+        """Resume a run with the same settings."""
         if not self.continues(state):
-            raise ValueError("this is the state of another run")
+            raise ValueError("this state belongs to another run")
         self.step_count = state["step"]
         for name, part in self._parts().items():
             part.load_state_dict(state[name])
@@ -255,7 +256,7 @@ class Trainer:
         self.close()
 
     def continues(self, state: Mapping[str, Any]) -> bool:
-        """Whether a state belongs to this run: same settings, same factors, as many ranks."""
+        """Whether a state belongs to this run: same settings, factors and number of ranks."""
         own = [list(self.matched.lr_factors), self.matched.steps_factor]
         same = state.get("format") == FORMAT and state.get("key") == self.settings.key
         return same and state.get("matched") == own and len(state["random"]) == self.ranks.size

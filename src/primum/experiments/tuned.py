@@ -1,7 +1,7 @@
 """The small networks at base's best learning rate, on 20,000 images: settings and runs.
 
-Base alone is tuned, with a seed that is not compared: on a third of the schedule, then the best
-rate and its neighbours on all of it. Every arm uses its rate.
+Only base is tuned, with a seed that is not compared: all rates on a third of the schedule, then the
+best and its neighbours on the full one. All arms use base's rate.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ SEEDS = 5
 
 @dataclass(frozen=True)
 class Tuned:
-    """A setting, and the learning rates that base was given; that of `run` is the best of them."""
+    """A setting and the learning rates tried for base; `run` has the best of them."""
 
     run: RunSettings
     rates: tuple[float, ...]
 
     @property
     def nearest(self) -> tuple[float, ...]:
-        """The best rate and those beside it."""
+        """The best rate and its neighbours."""
         place = self.rates.index(self.run.rate)
         return self.rates[max(place - 1, 0) : place + 2]
 
@@ -52,7 +52,7 @@ SETTINGS = (
 
 
 def rate_runs(*, smoke: bool = False) -> list[RunSettings]:
-    """Plain training: every rate for a third of the schedule, then the nearest for all of it."""
+    """Tuning runs of base: all rates on a third of the schedule, then the nearest on all of it."""
     runs = []
     for setting in SETTINGS:
         epochs = setting.run.epochs
@@ -63,7 +63,7 @@ def rate_runs(*, smoke: bool = False) -> list[RunSettings]:
 
 
 def tuned_runs(seeds: Iterable[int] | None = None, *, smoke: bool = False) -> list[RunSettings]:
-    """Base and three radii in every setting, seed by seed."""
+    """Runs of base and three radii in every setting, seed by seed."""
     arms = [Arm.parse(arm) for arm in MAIN]
     chosen = range(SEEDS) if seeds is None else seeds
     if smoke:

@@ -13,7 +13,7 @@ from primum.experiments.text_tables import markdown_table
 
 
 def speed_table(groups: Sequence[Group]) -> str:
-    """Test loss of base, when each radius reaches it, and the time of its steps."""
+    """Test loss of base, when each radius reaches it, and time per step."""
     rows = []
     for group in groups:
         steps = [show(group.interval(arm, "steps_to_base"), 2) for arm in ARMS.values()]
@@ -25,9 +25,9 @@ def speed_table(groups: Sequence[Group]) -> str:
 
 
 def rate_table(groups: Sequence[Group]) -> str:
-    """Plain training by learning rate, one row per setting; the best is bold.
+    """Base's accuracy by learning rate, one row per setting; the best is bold.
 
-    A run that diverged has no accuracy.
+    Diverged runs have no accuracy.
     """
     found: dict[str, dict[float, float]] = {}
     for group in groups:

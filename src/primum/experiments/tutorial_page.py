@@ -27,7 +27,7 @@ Runs = Sequence[RunRecord]
 def select(
     runs: Runs, arm: str, optimizer: str, batch: int = 128, model: str = "cnn-small"
 ) -> list[RunRecord]:
-    """The runs of an arm with these settings, by seed."""
+    """The runs of an arm with these settings, sorted by seed."""
     wanted = {"optimizer": optimizer, "batch_size": batch, "model": model}.items()
     return [run for run in runs if run.arm == arm and wanted <= run.settings.items()]
 
@@ -36,7 +36,7 @@ def moments(
     runs: Runs, optimizer: str, batch: int = 128, model: str = "cnn-small", *,
     first: float, last: float
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """Measured batches of all seeds of base, from one epoch to another."""
+    """Measurements of all seeds of base, from one epoch to another."""
     return [
         moment
         for run in select(runs, "base", optimizer, batch, model)
@@ -46,13 +46,13 @@ def moments(
 
 
 def of_weighting(found: Sequence[dict[str, Any]], column: str, name: str) -> list[float]:
-    """A column of the tables for one weighting, without unknown values."""
+    """A column of the tables for one weighting, without missing values."""
     values = [m["table"][column][m["table"]["weights"].index(name)] for m in found]
     return [value for value in values if value is not None]
 
 
 def stretch(runs: Runs, column: str, first: float, last: float) -> list[float]:
-    """Each seed's mean of a metric per step, between two shares of its run."""
+    """Mean of a metric for each seed, over the steps between two fractions of the run."""
     means = []
     for run in runs:
         end = run.settings["steps"]
@@ -81,7 +81,7 @@ def _models(runs: Runs) -> Iterator[tuple[str, str]]:
 
 
 def harmed(runs: Runs) -> str:
-    """How many samples a step harms, by optimizer and batch size."""
+    """Share of samples that a step harms, by optimizer and batch size."""
     head = ["optimizer", "batch", "seeds", "head, first fifth", "head, last fifth",
             "network, epochs 1-2", "network, epochs 4-5", "really, epochs 1-2",
             "really, epochs 4-5"]  # fmt: skip
@@ -138,7 +138,7 @@ def removed_by_batch(runs: Runs) -> str:
 
 
 def truth(runs: Runs) -> str:
-    """How often first order has the sign right, by learning rate."""
+    """How often first order predicts the sign, by learning rate."""
     rows = []
     for optimizer, batch in _batch_sizes(runs):
         for when, (first, last) in {"before training": (0, 0), "epochs 4-5": (4, 5)}.items():
@@ -150,7 +150,7 @@ def truth(runs: Runs) -> str:
 
 
 def trained(runs: Runs) -> str:
-    """Test accuracy after training with each kind of weights, and differences paired by seed."""
+    """Test accuracy after training with each kind of weights, and paired differences."""
     head = ["optimizer", "base", "head's weights", "network's weights", "head - base",
             "network - base", "head - network"]  # fmt: skip
     rows = []
@@ -164,12 +164,12 @@ def trained(runs: Runs) -> str:
 
 
 def _last_accuracies(runs: Runs) -> Any:
-    """In percent, as an array."""
+    """Final test accuracies in percent, as an array."""
     return np.array([100 * run.curves["test_accuracy"][-1] for run in runs])
 
 
 def ahead(runs: Runs) -> str:
-    """In how many pairs of seed and epoch one arm's test accuracy is above another's."""
+    """For how many seeds and epochs one arm's test accuracy is above another's."""
     pairs = (("primum", "base"), ("network", "base"), ("primum", "network"))
     rows = []
     for optimizer in OPTIMIZERS:
@@ -185,13 +185,13 @@ def ahead(runs: Runs) -> str:
 
 
 def _after_epochs(run: RunRecord) -> list[float]:
-    """Test accuracy after each epoch; base also has one before the first."""
+    """Test accuracy after each epoch; base also has one from before training."""
     kept = zip(run.curves["epoch"], run.curves["test_accuracy"], strict=True)
     return [accuracy for epoch, accuracy in kept if epoch >= 1]
 
 
 def one_step(runs: Runs) -> str:
-    """Change of the loss after one step with weights, minus the plain step's, in thousandths."""
+    """Loss change of one step with weights minus that of the plain step, in thousandths."""
     rows = []
     for optimizer in OPTIMIZERS:
         found = moments(runs, optimizer, first=1, last=9)
@@ -215,7 +215,7 @@ MAKERS = {f"tutorial-{make.__name__.replace('_', '-')}": _maker(make) for make i
 
 
 def tutorial_plots(runs: Runs) -> dict[str, Figure]:
-    """By file name."""
+    """Plots by file name."""
     drawn: dict[str, Figure] = {}
     ends = {"at first": (0, 0), "epochs 4-5": (4, 5)}
     late = {name: moments(runs, o, first=1, last=9) for o, name in OPTIMIZERS.items()}
@@ -264,7 +264,7 @@ def _by_epoch(run: RunRecord) -> dict[str, list[Any]]:
 
 
 def _from_first_epoch(run: RunRecord) -> RunRecord:
-    """Without the evaluation before training, where all arms are equal."""
+    """The run without the evaluation before training, in which all arms are equal."""
     kept = [place for place, epoch in enumerate(run.curves["epoch"]) if epoch >= 1]
     names = ("epoch", "test_accuracy")
     return replace(run, curves={name: [run.curves[name][k] for k in kept] for name in names})

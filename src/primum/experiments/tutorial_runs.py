@@ -1,4 +1,4 @@
-"""The runs behind docs/tutorial.md: what a step does to its samples, measured in training."""
+"""The runs behind docs/tutorial.md: effect of a step on its samples, measured in training."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from primum.experiments.settings import LookSettings, RunSettings
 
 
 def tutorial_runs() -> list[RunSettings]:
-    """Plain training with whole-network measurements, and training with two kinds of weights."""
+    """Runs of plain training with whole-network measurements, and with two kinds of weights."""
     measured = {32: 4, 128: 2, 512: 1}  # batches per measurement
     factors = (1 / 16, 1 / 4, 1.0, 4.0)
 
@@ -45,7 +45,7 @@ def tutorial_runs() -> list[RunSettings]:
 
 
 def tiny(run: RunSettings) -> RunSettings:
-    """The same run on a few generated images."""
+    """The run on a few generated images."""
     look = None if run.look is None else replace(run.look, every=2, batches=1)
     return replace(run, data="generated", image_size=8, train_size=32, test_size=16, batch_size=8,
                    epochs=1, steps=None if look is None else 2, look=look)  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a group of runs shows, in sentences; each of them follows from the rule."""
+"""Verdicts on a group of runs, in sentences that follow from the statistical rule."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Shown = dict[str, tuple[str, int, str]]
 
 
 def shown_of(group: Group) -> Shown:
-    """The metrics in a group's sentences: name, digits, unit."""
+    """The metrics used in a group's sentences: name, digits, unit."""
     return LANGUAGE if group.language else SHOWN
 
 
 def headline(group: Group) -> str:
-    """One sentence: the arm in focus against base, on the test metrics at the end."""
+    """One sentence on the final test metrics of the arm in focus against base."""
     focus, shown = group.focus, shown_of(group)
     if focus is None:
         return whole_network(group) or (
@@ -49,7 +49,7 @@ def headline(group: Group) -> str:
 
 
 def details(group: Group) -> list[str]:
-    """Sentences under the headline: controls, harmed samples, time, unfinished runs."""
+    """Sentences below the headline: controls, harmed samples, time, unfinished runs."""
     focus, sentences, shown = group.focus, [], shown_of(group)
     rows = "tokens" if group.language else "samples"
     if focus is not None:
@@ -79,7 +79,7 @@ def details(group: Group) -> list[str]:
 
 
 def whole_network(group: Group) -> str:
-    """What the last whole-network measurement shows; empty without any."""
+    """A sentence on the last whole-network measurement; empty if there is none."""
     looked = moments_by_label(group)
     if not looked:
         return ""
@@ -101,9 +101,9 @@ def whole_network(group: Group) -> str:
 
 
 def _controls(group: Group) -> str:
-    """How a gain over base compares with the controls, if there are both.
+    """Compares a gain over base with the controls, if there are both.
 
-    In accuracy, or in loss where there is no accuracy.
+    By accuracy, or by loss if there is no accuracy.
     """
     metric, better = group.judged_by, group.about(group.judged_by).better
     what = metric.replace("views_", "")

@@ -18,9 +18,9 @@ WINDOWS = {2: ((SHIFT, 1.0),), 6: ((SHIFT, 0.5), (0, 0.25), (2 * SHIFT, 0.25))}
 
 
 def views_logits(model: nn.Module, images: Tensor, views: int) -> Tensor:
-    """Mean logits over two views, the image and its mirror image, or over six.
+    """Mean logits over two views (the image and its mirror image) or six.
 
-    Six: also moved by a pixel up and left, and down and right, at half of the weight.
+    Six views: also shifted by a pixel up-left and down-right, with half the weight.
     Shapes: [B, 3, H, W] -> [B, classes].
     """
     side = images.shape[-1]
@@ -33,7 +33,7 @@ def views_logits(model: nn.Module, images: Tensor, views: int) -> Tensor:
 
 
 class Views(Callback):
-    """Accuracy over several views of each test image, of the last epoch."""
+    """Accuracy over several views of each test image, after the last epoch."""
 
     def __init__(self) -> None:
         self.accuracy = math.nan

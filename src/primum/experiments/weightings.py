@@ -1,7 +1,7 @@
 """Recipes of the arms: primum's weights with a changing radius, the controls, and UPGrad.
 
-Each is a `Recipe`, so it goes through `primum.attach` like the default one: same hooks, same
-prediction, same report. A control's report describes the weights that were applied.
+Each is a `Recipe` for `primum.attach`: same hooks, prediction and report as the default one. A
+control's report describes the weights that were applied.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from primum.recipe import Metric, Primum
 from primum.rules import Scalar
 from primum.solve import solve
 
-PERMUTE = 3  # seeds the permutations apart from batch order and augmentation
+PERMUTE = 3  # separates the seed of permutations from batch order and augmentation
 
 
 class Reduced:
-    """Primum's own weights, with a radius that may change between steps.
+    """primum's own weights, with a radius that may change between steps.
 
     Attributes:
         radius: Used from the next step on.
-        losses: Each sample's loss in the coming step, for recipes that need it. [B].
+        losses: Each sample's loss in the next step, for recipes that need it. [B].
     """
 
     name = "primum"
@@ -55,7 +55,7 @@ class Reduced:
         return self.finish(problem, solve(problem, own.max_iters, own.tolerance))
 
     def finish(self, problem: Problem, found: Solution) -> Solution:
-        """Turn primum's solution into the weights to apply; here, the same."""
+        """Change primum's solution into the weights to apply; here unchanged."""
         return found
 
     def state_dict(self) -> dict[str, Any]:
@@ -66,11 +66,11 @@ class Reduced:
 
 
 class Kept(Reduced):
-    """The same weights; the last problem is kept, to be solved again with another drift.
+    """primum's weights; keeps the last problem, to solve it again with another drift.
 
     Attributes:
-        problem: None before the first step, and of one with radius 0.
-        lr: Of that step.
+        problem: None before the first step, and after a step with radius 0.
+        lr: Learning rate of that step.
     """
 
     def __init__(self, settings: Primum) -> None:
@@ -94,7 +94,7 @@ class Kept(Reduced):
 
 
 class Permuted(Reduced):
-    """The same weights in a random order, a new one at each step; [B] -> [B]."""
+    """primum's weights in a random order, different in each step. [B] -> [B]."""
 
     name = "permuted"
 
@@ -111,7 +111,7 @@ class Permuted(Reduced):
 
 
 class Normalised(Reduced):
-    """The same weights `1 + w`, divided by their mean: another direction, the same length."""
+    """primum's weights `1 + w`, divided by their mean."""
 
     name = "normalised"
 
@@ -121,13 +121,13 @@ class Normalised(Reduced):
 
 
 class ByLoss(Reduced):
-    """The same weights, the largest to the sample with the largest loss, and so on down."""
+    """primum's weights, assigned to samples in the order of their losses."""
 
     name = "loss-weighted"
 
     def finish(self, problem: Problem, found: Solution) -> Solution:
         if self.losses is None or len(self.losses) != len(found.extra_weights):
-            raise ValueError("loss-weighted needs each sample's loss; set recipe.losses first")
+            raise ValueError("loss-weighted needs each sample's loss: set recipe.losses first")
         order = self.losses.argsort(descending=True, stable=True)
         ranked = found.extra_weights.sort(descending=True).values
         weights = torch.empty_like(ranked).scatter_(0, order, ranked)
@@ -136,11 +136,11 @@ class ByLoss(Reduced):
 
 class UpGrad:
     """UPGrad (Quinton and Rey, 2024) by TorchJD: the mean of all samples' gradients, each
-    projected onto the cone of directions that harm none.
+    projected onto the cone of directions that harm no sample.
 
     It has no radius and ignores the optimizer's step; like primum it uses the optimizer's metric.
-    As published its weights have a mean of 1 or more. It solves one quadratic program per sample
-    on the CPU: about a second per step at a batch of 128.
+    The published weights have a mean of 1 or more. Solves one quadratic program per sample on the
+    CPU, about a second per step at a batch of 128.
     """
 
     name = "upgrad"
@@ -157,7 +157,7 @@ class UpGrad:
         self._mean_one = mean_one
 
     def __call__(self, gram: Gram, drift: Tensor, size: Tensor, lr: Scalar) -> Solution:
-        assert isinstance(gram, MatrixFree)  # as `products` asks for
+        assert isinstance(gram, MatrixFree)  # because of `products`
         dense = gram.dense()
         weights: Tensor = self._weighting(dense.matrix) * len(drift)
         if self._mean_one:
@@ -184,7 +184,7 @@ class VaryingPaper(Paper):
 
 
 def applied(problem: Problem, weights: Tensor, iterations: int | Tensor) -> Solution:
-    """A solution without a certificate: the report shows what the weights do, but no gap."""
+    """A solution without a certificate: the report shows the effect of the weights, but no gap."""
     product = problem.gram.times(weights)
     after = problem.drift - product
     objective = after.clamp_min(0).sum() + weights.dot(product) / (2 * problem.max_extra_weight)

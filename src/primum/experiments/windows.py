@@ -1,4 +1,4 @@
-"""Batches of text: windows of consecutive tokens, and the token that follows each of them."""
+"""Batches of text: windows of consecutive tokens, with the next token of each position."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from primum.experiments.images.sources import DataError
 
 
 class Windows(Epochs):
-    """Windows side by side, in a new order and from another first token in each epoch.
+    """Adjacent windows, with a new order and a new offset in each epoch.
 
     Args:
-        tokens: Of one part of a text. [N].
-        length: Tokens of a window.
-        batch_size: Windows of a step, over all ranks; and the others as `Epochs`.
-        shuffle: Otherwise in the order of the text, from its first token.
+        tokens: Tokens of one part of a text. [N].
+        length: Tokens per window.
+        batch_size: Windows per step, over all ranks; other arguments as in `Epochs`.
+        shuffle: If False, windows are in the order of the text, from its first token.
 
     Example:
         >>> windows = Windows(torch.arange(11), length=5, batch_size=2, shuffle=False)
@@ -38,7 +38,7 @@ class Windows(Epochs):
         rank: int = 0,
         ranks: int = 1,
     ) -> None:
-        # Windows that fit whatever the first token is; one token more follows the last.
+        # Windows that fit for any offset, with one more token after the last.
         count = (len(tokens) - (length if shuffle else 1)) // length
         if count < 1:
             raise DataError(
@@ -58,7 +58,7 @@ class Windows(Epochs):
         self.tokens, self.length = tokens, length
 
     def make(self, ids: Tensor, epoch: int, step: int) -> Batch:
-        """The windows with these numbers; [B, T], [B, T], [B]."""
+        """The windows with these ids. [B, T], [B, T], [B]."""
         first = 0
         if self.shuffle:
             generator = generator_of(self.seed, SHIFT, epoch)

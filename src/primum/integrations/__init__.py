@@ -1,14 +1,14 @@
-"""primum inside training frameworks: thin, optional, never imported by the core.
+"""Thin, optional integrations with training frameworks, never imported by the core.
 
-    attachment.py    a Reducer that is made late, and whose state may come before it
+    attachment.py    a Reducer that is created when training starts, with its state
     lightning.py     a Callback for PyTorch Lightning
     transformers.py  a TrainerCallback for the Hugging Face Trainer
-    fused_loss.py    the loss of a causal language model without all logits, in a Trainer
+    fused_loss.py    causal language model loss without all logits in memory, in a Trainer
     keep_head.py     which trainers' losses bypass the head, and what to set
-    logging.py       metrics of the steps to TensorBoard, W&B, MLflow or any `log(dict)`
+    logging.py       log metrics to TensorBoard, W&B, MLflow or any `log(dict)`
 
-Each needs its framework alone. Accelerate and Fabric need nothing of this: `primum.attach` looks
-through their wrappers.
+Each file only needs its own framework. Accelerate and Fabric need none of them: `primum.attach`
+unwraps their models and optimizers.
 """
 
 from primum.integrations.logging import log_to

@@ -1,4 +1,4 @@
-"""A Reducer that is made late: settings first, a model and an optimizer when training starts."""
+"""A Reducer created late: settings first, model and optimizer when training starts."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ PREFIX = "primum/"
 
 
 class Attachment:
-    """What the callbacks of all frameworks share: begin, end, state, figures.
+    """Shared by the callbacks of all frameworks: begin, end, state, metrics.
 
-    A framework makes the callback before the optimizer, loads checkpoints before or after training
-    starts and saves them after it has ended. So a state that comes early waits, and the last state
-    and report stay when the Reducer is gone.
+    Frameworks create the callback before the optimizer, may load a checkpoint before or after
+    training starts, and save one after it has ended. So a state loaded early is kept until
+    `begin`, and the last state and report are kept after `end`.
 
     Attributes:
-        reducer: While training, the `Reducer`; None before and after.
-        last: Report of the last step, also after the end; None before the first step.
+        reducer: The `Reducer` during training, otherwise None.
+        last: Report of the last step, kept after `end`; None before the first step.
     """
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
@@ -32,8 +32,8 @@ class Attachment:
         self._last: StepReport | None = None
         self._waiting: dict[str, Any] | None = None
         self._final: dict[str, Any] = {}
-        self._told: StepReport | None = None
-        # Wrong settings shall fail here and not hours later. Draws no random numbers.
+        self._logged: StepReport | None = None
+        # Fail on wrong settings here, not when training starts. Draws no random numbers.
         layer: nn.Linear = nn.utils.skip_init(nn.Linear, 1, 1)  # type: ignore[no-untyped-call]
         stepper = torch.optim.SGD(layer.parameters())
         later = ("head", "scope", "process_group")  # need the model, or ranks
@@ -48,16 +48,16 @@ class Attachment:
     def begin(
         self, model: nn.Module, optimizer: Any, scaler: torch.amp.GradScaler | None = None
     ) -> None:
-        """Attach; again, if an earlier run was not ended."""
+        """Attach a new Reducer; ends an earlier run first."""
         self.end()
         found = {} if scaler is None else {"scaler": scaler}
         self.reducer = primum.attach(model, optimizer, **(found | self._settings))
         if self._waiting is not None:
             self.reducer.load_state_dict(self._waiting)
-        self._waiting = self._last = self._told = None
+        self._waiting = self._last = self._logged = None
 
     def end(self) -> str:
-        """Remove the Reducer; nothing is left on the model. Returns its summary, for a log."""
+        """Remove the Reducer from the model. Returns its summary, for a log."""
         summary = ""
         if self.reducer is not None:
             summary = self.reducer.summary_text()
@@ -67,23 +67,23 @@ class Attachment:
         return summary
 
     def state_dict(self) -> dict[str, Any]:
-        """State of the Reducer, the one it had at the end, or empty if there never was one."""
+        """Current state of the Reducer, or its last one after `end`; empty before `begin`."""
         return self._final if self.reducer is None else self.reducer.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """For the Reducer, or for the one to come."""
+        """Load a state into the Reducer, or keep it for the next `begin`."""
         if self.reducer is not None:
             self.reducer.load_state_dict(state)
         else:
             self._waiting = dict(state)
 
     def forget(self) -> None:
-        """Drop a state that waits: what it was loaded for is no training."""
+        """Drop a state that was loaded for something other than training."""
         self._waiting = None
 
     @property
     def headline(self) -> str:
-        """Which layer is weighed, for the first line of a log."""
+        """Names the reweighted layer, for the first line of a log."""
         if self.reducer is None:
             return "primum: not attached, no sample weights are applied"
         name, output = self.reducer.head_name, self.reducer.output_name
@@ -91,8 +91,8 @@ class Attachment:
         return where if name == output else f"{where}; interference is measured in {name}"
 
     def figures(self) -> dict[str, float]:
-        """`last.as_dict()` under names for a logger; without a new report, that none applied."""
-        if self.last is None or self.last is self._told:
+        """`last.as_dict()` with prefixed names; only `applied` = 0 if there is no new report."""
+        if self.last is None or self.last is self._logged:
             return {} if self.reducer is None else {PREFIX + "applied": 0.0}
-        self._told = self.last
+        self._logged = self.last
         return {PREFIX + name: value for name, value in self.last.as_dict().items()}

@@ -1,4 +1,4 @@
-"""The loss of a causal language model by `reducer.linear_cross_entropy`, in a Trainer."""
+"""The loss of a causal language model with `reducer.linear_cross_entropy`, in a Trainer."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from primum import Reducer
 
 
 class FusedLoss:
-    """Takes the place of a Trainer's `compute_loss` while it trains.
+    """Replaces a Trainer's `compute_loss` during training.
 
-    Runs the model without labels and for one position of logits, takes the hidden states from its
-    backbone, and computes the next-token loss from them and the head's weight, in blocks. Whatever
-    else the Trainer asks for (evaluation, outputs beside the loss) is left to its own method.
+    Runs the model without labels and with `logits_to_keep=1`, takes the hidden states from its
+    backbone, and computes the next-token loss from them and the head's weight, in blocks.
+    Evaluation, and calls that also request outputs, use the Trainer's own method.
 
     Args:
         trainer: A `transformers.Trainer` of a causal language model, or TRL's `SFTTrainer`.
-        reducer: Gives the Reducer; None where nothing is attached.
+        reducer: Returns the Reducer, or None if none is attached.
     """
 
     def __init__(self, trainer: Trainer, reducer: Callable[[], Reducer | None]) -> None:
@@ -68,9 +68,9 @@ class FusedLoss:
 
 
 def _refused(trainer: Trainer) -> str:
-    """The loss that is not the next-token cross entropy; "" if it is."""
+    """Name of the trainer's loss if it is not the next-token cross entropy, else ""."""
     if trainer.compute_loss_func is not None:
-        return "compute_loss_func=; leave one of them out"
+        return "compute_loss_func=; use one or the other"
     if getattr(trainer.args, "loss_type", "nll") == "dft":
         return 'loss_type="dft"'
     model: Any = trainer.model
@@ -88,12 +88,12 @@ def _refused(trainer: Trainer) -> str:
 def _hidden_states(
     model: nn.Module, reducer: Reducer, inputs: Mapping[str, Any]
 ) -> tuple[Tensor, Tensor]:
-    """The backbone's last hidden states, and the model's own logits of the last position."""
+    """The backbone's last hidden states, and the model's own logits at the last position."""
     owner: Any = None
     for module in model.modules():
         head = getattr(module, "get_output_embeddings", None)
         if head is not None and head() is reducer.head:
-            owner = module  # the innermost: wrappers forward the method
+            owner = module  # keep the innermost: wrappers forward the method
     if owner is None or "logits_to_keep" not in inspect.signature(type(owner).forward).parameters:
         raise ValueError(
             "fused_loss=True needs a Transformers model whose forward takes logits_to_keep and "
@@ -113,11 +113,11 @@ def _hidden_states(
 
 @torch.no_grad()
 def _check_logits(reducer: Reducer, hidden: Tensor, logits: Tensor) -> None:
-    """Raise if the model does something to the head's output: the loss would be another one."""
+    """Raise if the model changes the head's output, as the fused loss would then be wrong."""
     head = reducer.head
     assert head is not None
     expected = type(head).forward(head, hidden[:, -1:]).float()
-    # SYNC: in the first step alone.
+    # SYNC: only in the first step.
     if not torch.allclose(expected, logits[:, -1:].float(), 0.05, 0.05):
         raise ValueError(
             "fused_loss=True computes the loss from the head's plain output, but this model "

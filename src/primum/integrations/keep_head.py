@@ -1,4 +1,4 @@
-"""Trainers whose loss is fused with the head: how to keep the head, and when it is bypassed."""
+"""Trainers whose loss is fused with the head: detect a bypassed head and say what to set."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ FUSED_LOSS = (
 
 
 def way_out(package: str, args: Any, trainer: Any = None) -> str:
-    """What to set to have weights applied, for a warning; "" if the settings keep the head.
+    """Advice for a warning: what to set to get weights applied; "" if the head is called.
 
     Args:
-        package: As found by `fusing_package`.
+        package: The result of `fusing_package`.
         args: The Trainer's `TrainingArguments`, of TRL or Transformers.
-        trainer: The Trainer, if it is known.
+        trainer: The Trainer, if known.
     """
     if package == "liger_kernel":
         return (
@@ -48,9 +48,9 @@ def way_out(package: str, args: Any, trainer: Any = None) -> str:
 
 
 def when_fused(model: nn.Module, then: Callable[[], None]) -> None:
-    """Call `then` once, in the first training pass in which TRL's forward bypasses the head.
+    """Call `then` if TRL's forward bypasses the head in the first training pass.
 
-    For a Trainer that is not known: what it computes its loss from shows in what it passes.
+    For an unknown Trainer, whose kind of loss only shows in the arguments that it passes.
     """
     for module in model.modules():
         if hasattr(module, "get_output_embeddings") and fusing_package(module) == "trl":
@@ -59,7 +59,7 @@ def when_fused(model: nn.Module, then: Callable[[], None]) -> None:
 
 
 class _Once:
-    """A hook on a module that is gone after its first training pass."""
+    """A hook on a module that removes itself in the first training pass."""
 
     def __init__(self, module: nn.Module, then: Callable[[], None]) -> None:
         self._then = then

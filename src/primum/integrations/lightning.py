@@ -55,7 +55,7 @@ class PrimumCallback(Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        # Lightning's own count: steps, or batches where the module steps as it likes.
+        # Counts as Lightning does: steps, or batches under manual optimization.
         automatic = pl_module.automatic_optimization
         count = trainer.global_step if automatic else trainer.fit_loop.total_batch_idx + 1
         every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
@@ -72,7 +72,7 @@ class PrimumCallback(Callback):
         self._attachment.end()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if stage != "fit":  # validate(ckpt_path=...) loads the callbacks' states as well
+        if stage != "fit":  # validate(ckpt_path=...) also loads the callbacks' states
             self._attachment.forget()
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Metrics of the steps to TensorBoard, Weights and Biases, MLflow or any `log(dict)`: one line."""
+"""`log_to`: metrics to TensorBoard, Weights and Biases, MLflow or any `log(dict)`, in one line."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ STEP = PREFIX + "step"
 
 @runtime_checkable
 class Writer(Protocol):
-    """A TensorBoard `SummaryWriter`, torch's or another."""
+    """A TensorBoard `SummaryWriter`, from torch or elsewhere."""
 
     def add_scalar(self, tag: str, scalar_value: float, global_step: int, /) -> Any: ...
 
 
 @runtime_checkable
 class Run(Protocol):
-    """A run of Weights and Biases, or the module `wandb` after `wandb.init`."""
+    """A Weights and Biases run, or the module `wandb` after `wandb.init`."""
 
     @property
     def define_metric(self) -> Callable[..., Any]: ...
@@ -35,7 +35,7 @@ class Run(Protocol):
 
 @runtime_checkable
 class Tracker(Protocol):
-    """The module `mlflow`, or a logger of Lightning."""
+    """The module `mlflow`, or a Lightning logger."""
 
     @property
     def log_metrics(self) -> Callable[..., Any]: ...
@@ -50,19 +50,19 @@ def log_to(
 ) -> RemovableHandle:
     """Log `reducer.last.as_dict()` every `every` optimizer steps, with names `primum/...`.
 
-    Only steps that are logged wait for the device. Steps without a new report, for example while
-    the reducer is paused, are not logged.
+    Only logged steps wait for the device. Steps without a new report, for example while the reducer
+    is paused, are not logged.
 
     Args:
-        reducer: What `attach` or `observe` returned.
-        log: A TensorBoard `SummaryWriter`; a run of Weights and Biases, or `wandb` itself;
+        reducer: The result of `attach` or `observe`.
+        log: A TensorBoard `SummaryWriter`; a Weights and Biases run, or `wandb` itself;
             `mlflow`, or anything else with `log_metrics(metrics, step=...)`; or any callable that
-            takes a dict. W&B and callables get the number of the step as `primum/step`.
-        every: Number of optimizer steps from one entry to the next.
+            takes a dict. W&B and callables get the step number as `primum/step`.
+        every: Number of optimizer steps between entries.
         first_step: Number of steps already taken, for a resumed run.
 
     Returns:
-        A handle; its `.remove()` ends the logging.
+        A handle; `.remove()` stops the logging.
 
     Examples:
         >>> handle = log_to(primum.attach(model, optimizer), SummaryWriter("runs/1"))
@@ -90,7 +90,7 @@ def log_to(
 
 
 def _writing_to(log: Any) -> Callable[[dict[str, float], int], None]:
-    """A function of metrics and step number, for each kind of destination."""
+    """A function that writes metrics at a step number to this destination."""
     if isinstance(log, Writer):
 
         def write(metrics: dict[str, float], step: int) -> None:
@@ -98,7 +98,7 @@ def _writing_to(log: Any) -> Callable[[dict[str, float], int], None]:
                 log.add_scalar(name, value, step)
 
     elif isinstance(log, Run):
-        # W&B counts calls of log, the loop's own among them: our plots get an axis of their own.
+        # W&B's own step counts all calls of log, so our plots get a separate x-axis.
         log.define_metric(STEP)
         log.define_metric(PREFIX + "*", step_metric=STEP)
 

@@ -43,7 +43,7 @@ class PrimumCallback(TrainerCallback, ExportableState):
         self._settings = settings
         self._trainer: weakref.ref[Trainer] | None = None
         self._fused_loss: FusedLoss | None = None
-        self.lost: list[str] = []  # set by the Trainer, on what it made from a checkpoint
+        self.lost: list[str] = []  # set by the Trainer if it restores the callback itself
 
     @property
     def reducer(self) -> Reducer | None:
@@ -56,11 +56,11 @@ class PrimumCallback(TrainerCallback, ExportableState):
         return self._attachment.last
 
     def add_to(self, trainer: Trainer, *, fused_loss: bool = False) -> PrimumCallback:
-        """Add this as the Trainer's first callback, so that its loggers get the metrics as well.
+        """Add this as the Trainer's first callback, so that its loggers get the metrics too.
 
         Args:
-            trainer: A Trainer of Transformers or TRL.
-            fused_loss: Compute the training loss of a causal language model by
+            trainer: A Trainer from Transformers or TRL.
+            fused_loss: Compute the training loss of a causal language model with
                 `reducer.linear_cross_entropy`, without the logits of all tokens in memory. Needed
                 if the Trainer's own loss is fused with the head (TRL, Liger).
         """
@@ -76,14 +76,15 @@ class PrimumCallback(TrainerCallback, ExportableState):
         if self.lost:
             raise ValueError(
                 f"the checkpoint could not store {self.lost} of PrimumCallback; resume with "
-                "restore_callback_states_from_checkpoint=False, as this callback restores itself"
+                "restore_callback_states_from_checkpoint=False (this callback restores its own "
+                "state)"
             )
         states: Any = state.stateful_callbacks  # a dict, whatever its annotation says
         saved = states.setdefault(type(self).__name__, self.state())
         if state.global_step > 0 and saved["reducer"]:  # resumed
             self._attachment.load_state_dict(_unpack(saved["reducer"]))
         optimizer = kwargs["optimizer"]
-        with looked_after():  # a bypassed head is said below, with the option that causes it
+        with looked_after():  # a bypassed head is warned about below, naming its cause
             self._attachment.begin(kwargs["model"], optimizer, getattr(optimizer, "scaler", None))
         if state.is_world_process_zero:
             logger.info(self._attachment.headline)
@@ -91,7 +92,7 @@ class PrimumCallback(TrainerCallback, ExportableState):
             self._warn_if_fused(kwargs["model"], args)
 
     def _warn_if_fused(self, model: nn.Module, args: TrainingArguments) -> None:
-        """Say at once that the loss does not call the head, and what to set."""
+        """Warn before the first step if the loss does not call the head, and say what to set."""
         package = fusing_package(model)
         trainer = None if self._trainer is None else self._trainer()
         found = way_out(package, args, trainer) if package else ""
@@ -103,7 +104,7 @@ class PrimumCallback(TrainerCallback, ExportableState):
         )
         if trainer is not None or package == "liger_kernel":
             self._say(message)
-        else:  # whether the Trainer has a loss of its own shows in the first forward pass
+        else:  # the first forward pass shows whether the Trainer has its own loss
             when_fused(model, lambda: self._say(message))
 
     def _say(self, message: str) -> None:
@@ -114,7 +115,7 @@ class PrimumCallback(TrainerCallback, ExportableState):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         logs: dict[str, float] = kwargs["logs"]
-        if "loss" in logs:  # of training; not of an evaluation, nor the summary at the end
+        if "loss" in logs:  # training logs, not an evaluation or the final summary
             figures = self._attachment.figures()
             state.log_history[-1].update(figures)  # a copy of logs, made before
             logs.update(figures)
@@ -127,9 +128,9 @@ class PrimumCallback(TrainerCallback, ExportableState):
             logger.info(summary)
 
     def state(self) -> dict[str, Any]:
-        """What the Trainer writes into `trainer_state.json`.
+        """State that the Trainer writes to `trainer_state.json`.
 
-        `args` and `attributes` are for a Trainer that makes its callbacks again from a checkpoint
+        `args` and `attributes` are for a Trainer that recreates its callbacks from a checkpoint
         (`restore_callback_states_from_checkpoint=True`).
         """
         kept = {name: value for name, value in self._settings.items() if _fits_json(value)}
@@ -149,7 +150,7 @@ def _fits_json(value: Any) -> bool:
 
 
 def _pack(value: Any) -> Any:
-    """Tensors as what JSON can hold, with their dtype: their values come back bit for bit."""
+    """Tensors as JSON values with their dtype, so that they are restored bit for bit."""
     if isinstance(value, Tensor):
         return {"dtype": str(value.dtype).removeprefix("torch."), "tensor": value.tolist()}
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""The paper, literally: one small file per algorithm.
+"""The paper's method as written, one small file per algorithm.
 
     literal.py         the whole recipe with its settings: Eq. 10 and Eq. 14
     guards.py          Alg. 2 (spikes) and Alg. 4 (conditioning)
@@ -7,7 +7,7 @@
     chambolle_pock.py  Alg. 6 (warm start) and Alg. 7
     low_rank.py        App. B: Gram matrices, rank-r gain
     multilayer.py      App. H: several last blocks, Alg. 8
-    exact.py           Eq. 3 and Eq. 5 as they stand, for small models (needs cvxpy)
+    exact.py           exact solutions of Eq. 3 and Eq. 5, for small models (needs cvxpy)
 
 `docs/paper.md` maps every equation to its function and its test, and lists the errata.
 """

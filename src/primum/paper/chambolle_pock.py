@@ -34,7 +34,7 @@ class PaperProblem:
 
 
 def warm_start(problem: PaperProblem, step_size: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
-    """Primal and dual start by projected subgradient steps (paper, Alg. 6). -> [B], [B]."""
+    """Primal and dual starting points by projected subgradient steps (paper, Alg. 6). [B], [B]."""
     weights = torch.zeros_like(problem.drift)
     if iterations == 0:
         return weights, weights
@@ -57,13 +57,13 @@ def chambolle_pock(
 ) -> tuple[Tensor, Tensor]:
     """Extra weights and the number of iterations that changed them (paper, Alg. 7).
 
-    The paper leaves the loop once the mean absolute update is at most `tol`; here the weights stay
-    as they are from there on, which gives the same result and waits for no device. The paper
-    counts the warm-up among the `iterations`, and does not give `tol`.
+    The paper leaves the loop once the mean absolute update is at most `tol`; here the weights stop
+    changing from then on, which gives the same result without a device sync. As in the paper,
+    `iterations` include the warm-up. The paper does not give `tol`.
 
     Shapes: spectral_norm scalar -> [B], scalar.
     """
-    # tau and sigma, which are equal; a matrix of zeros has nothing to step along
+    # tau and sigma, which are equal; clamped for a matrix of zeros
     step_size = safety / spectral_norm.clamp_min(torch.finfo(spectral_norm.dtype).tiny)
     weights, dual = warm_start(problem, step_size, min(warm_up, iterations))
     extrapolated = weights

@@ -1,7 +1,7 @@
-"""The problems of the paper as they stand, solved by an interior-point method, for small models.
+"""Exact solutions of the paper's problems by an interior-point method, for small models.
 
 An oracle, not a training method: it needs per-sample gradients and cvxpy with Clarabel (the `dev`
-extra). Used to test Proposition 1 and to say how much of the harm can be removed at all.
+extra). Used to test Proposition 1 and to measure how much harm can be removed at best.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from primum.paper.chambolle_pock import PaperProblem
 def exact_update(
     gradients: Tensor, step: Tensor, radius: float, gain: Tensor | None = None
 ) -> tuple[Tensor, float]:
-    """The least harmful update of the trust region, in parameter space (paper, Eq. 3).
+    """The least harmful update within the trust region, in parameter space (paper, Eq. 3).
 
         minimise sum(max(0, G d))  subject to  ||d - step|| <= radius ||step||
 
-    With a `gain` both norms are the optimizer's own, `sum(x^2 / gain)` (design of `Problem`).
+    With a `gain`, both norms are in the optimizer's own metric, `sum(x^2 / gain)`, as in `Problem`.
 
-    Shapes: gradients [B, D], step [D], gain [D] -> [D], and the smallest harm.
+    Shapes: gradients [B, D], step [D], gain [D] -> [D], and the minimal harm.
     """
     cp = _cvxpy()
     rows, base = _numpy(gradients), _numpy(step)
@@ -43,7 +43,7 @@ def reduced_weights(
     rows, base = _numpy(gradients), _numpy(step)
     root = np.ones_like(base) if gain is None else np.sqrt(_numpy(gain))
     unit = radius * np.linalg.norm(base / root) / np.linalg.norm(rows * root)
-    weights = cp.Variable(len(rows))  # in this unit, so that the solver sees numbers about 1
+    weights = cp.Variable(len(rows))  # in this unit, to scale the solver's numbers to about 1
     moved = (rows * root).T @ weights / np.linalg.norm(rows * root)
     constraints = [cp.norm(moved) <= 1, weights <= 0]
     harm = _least_harm(cp, rows @ base, unit * ((rows * root**2) @ rows.T) @ weights, constraints)
@@ -51,7 +51,7 @@ def reduced_weights(
 
 
 def exact_weights(problem: PaperProblem) -> tuple[Tensor, float]:
-    """The optimum of Eq. 10 or Eq. 14, box and all. -> [B], harm."""
+    """The optimum of Eq. 10 or Eq. 14, including the box. -> [B], harm."""
     cp = _cvxpy()
     gram, drift = _numpy(problem.gram), _numpy(problem.drift)
     values, vectors = np.linalg.eigh(_numpy(problem.metric))
@@ -79,7 +79,7 @@ def _numpy(tensor: Tensor) -> Any:
 
 
 def _least_harm(cp: Any, drift: Any, change: Any, constraints: list[Any]) -> float:
-    """Solve, with the objective in units of the largest drift: tolerances are absolute."""
+    """Solve with the objective in units of the largest drift, as tolerances are absolute."""
     unit = float(np.abs(drift).max()) or 1.0
     harm = cp.sum(cp.pos(drift / unit + change / unit))
     return unit * float(cp.Problem(cp.Minimize(harm), constraints).solve(solver="CLARABEL"))

@@ -1,5 +1,5 @@
-"""The two safeguards before the solver: against spikes of the step (Alg. 2), and against
-ill-conditioning of the Gram matrices (Alg. 4). Both compare with a moving average."""
+"""The guards before the solver: against spikes of the step size (Alg. 2) and ill-conditioned Gram
+matrices (Alg. 4). Both compare with a moving average."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ def spike_guard(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Clip `||step||^2` at `max_raise` times its moving average (paper, Alg. 2).
 
-    PAPER: `drift` is scaled by the ratio of the squared norms; consistent with a shorter step would
-    be its square root. The average starts 1 above the first value, which at usual learning rates
-    keeps the guard asleep for hundreds of steps.
+    PAPER: `drift` is scaled by the ratio of the squared norms; a shorter step would scale it by the
+    square root. The average starts 1 above the first value, which at common learning rates keeps
+    the guard inactive for hundreds of steps.
 
     Args:
-        step_squared: `||Delta theta||^2`, learning rate included. Scalar.
-        drift: `G Delta theta`, learning rate included. [B].
-        average: Of earlier calls; NaN at the first.
+        step_squared: `||Delta theta||^2`, including the learning rate. Scalar.
+        drift: `G Delta theta`, including the learning rate. [B].
+        average: Returned by the previous call; NaN in the first.
 
     Returns:
-        step_squared and drift as the problem uses them, and the new average.
+        step_squared and drift to use in the problem, and the new average.
     """
     average = torch.where(average.isnan(), step_squared + 1, average)
     most = max_raise * average
@@ -47,13 +47,13 @@ def condition_guard(
     momentum: float = 0.98,
     exact_up_to: int = EXACT_UP_TO,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Add to the diagonal when the condition number leaps over its moving average (paper, Alg. 4).
+    """Increase the diagonal if the condition number exceeds its moving average (paper, Alg. 4).
 
-    DEPARTS: the paper does not say where the average starts; it starts at the first value.
+    DEPARTS: the paper does not say where the average starts; here it starts at the first value.
 
     Returns:
         The matrix, its largest eigenvalue (the solver's spectral norm), and the new average. The
-        eigenvalue is that of the matrix returned: what was added is in it.
+        eigenvalue is that of the returned matrix, including what was added.
     """
     smallest, largest = extremal_eigenvalues(matrix, generator, exact_up_to)
     condition = largest / smallest

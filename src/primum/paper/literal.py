@@ -1,4 +1,4 @@
-"""`recipe="paper"`: the paper's method as it is written, as the yardstick of ours."""
+"""`recipe="paper"`: the paper's method as written, as the baseline for ours."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class PaperSettings:
 
     Attributes:
         radius: c, relative radius of the trust region.
-        max_extra_weight: t, the box.
-        gain_rank: r of the low-rank gain (Sec. 4.5).
-        solver_iters: Iterations in all, the warm-up among them (App. D).
+        max_extra_weight: t, upper bound of the box.
+        gain_rank: r, rank of the low-rank gain (Sec. 4.5).
+        solver_iters: Iterations, including the warm-up (App. D).
         warm_up_iters: Projected-gradient steps (Alg. 6).
-        tol: Mean absolute update at which the solver stops. The paper does not give it; at 1e-4
-            some problems of early AdamW steps are given up with nothing removed, at 1e-5 none.
+        tol: Mean absolute update at which the solver stops. Not given in the paper; at 1e-4 the
+            solver stops in some early AdamW steps before it has removed anything, at 1e-5 never.
         safety: Step sizes times the spectral norm.
         relaxation: Extrapolation factor.
         spike_max_raise, spike_momentum: Alg. 2.
@@ -58,7 +58,7 @@ class PaperSettings:
             if not (value == value and 0 <= value < float("inf")):
                 raise ValueError(f"{name} must be >= 0 and finite, got {value!r}")
             if isinstance(field.default, int) and not isinstance(value, int):
-                raise ValueError(f"{name} must be a whole number, got {value!r}")
+                raise ValueError(f"{name} must be an integer, got {value!r}")
             if name.endswith("max_raise") and value < 1:
                 raise ValueError(f"{name} must be >= 1, got {value!r}")
             if name.endswith("momentum") and value > 1:
@@ -71,7 +71,7 @@ class PaperSettings:
 
 
 class Paper:
-    """A `Recipe`: settings, and the guards' moving averages as its state.
+    """The paper's `Recipe`; its state is the guards' moving averages.
 
     Examples:
         >>> model = nn.Linear(8, 3)
@@ -82,7 +82,7 @@ class Paper:
 
     name = "paper"
     metric: Metric = "euclidean"  # PAPER: the trust region is a Euclidean ball, also for AdamW
-    products = 0  # it needs the factors, for its low-rank gain
+    products = 0  # needs the factors for its low-rank gain
 
     def __init__(self, settings: PaperSettings | None = None) -> None:
         self.settings = settings or PaperSettings()
@@ -91,12 +91,12 @@ class Paper:
 
     @property
     def radius(self) -> float:
-        """That of the settings."""
+        """Radius of the trust region."""
         return self.settings.radius
 
     def __call__(self, gram: Gram, drift: Tensor, size: Tensor, lr: Scalar) -> Solution:
-        """Eq. 10 or Eq. 14, guarded and solved."""
-        assert isinstance(gram, MatrixFree)  # as `products` asks for
+        """Apply the guards and solve Eq. 10 or Eq. 14."""
+        assert isinstance(gram, MatrixFree)  # because of `products`
         first, second = gram_matrices(gram, self.settings.gain_rank)
         return self.solve(first, second, drift, size.square(), lr)
 
@@ -108,9 +108,9 @@ class Paper:
         step_squared: Tensor,
         lr: Tensor | float,
     ) -> Solution:
-        """From Q1, Q2, q and `||step||^2`, per unit lr, to extra weights.
+        """Extra weights from Q1, Q2, q and `||step||^2`, all per unit lr.
 
-        The paper's quantities contain the learning rate; the guard against spikes compares their
+        The paper's quantities include the learning rate, and the spike guard compares their
         absolute size, so they are multiplied by it here and divided again. lr = 0, as at the start
         of a warm-up, gives no extra weights.
 
@@ -122,7 +122,7 @@ class Paper:
         generator = torch.Generator(drift.device).manual_seed(self._calls)
         rate = scalar(lr.squeeze()) if isinstance(lr, Tensor) else lr
         lr = (drift.new_ones(()) * rate).to(drift.dtype)
-        safe_lr = torch.where(lr > 0, lr, 1.0)  # lr = 0 makes a problem of zeros, with zero weights
+        safe_lr = torch.where(lr > 0, lr, 1.0)  # lr = 0: all zeros, so zero weights
         averages: dict[str, Tensor] = {}
         clipped, guarded_drift, averages["spike"] = spike_guard(
             step_squared * lr.square(),
@@ -160,7 +160,7 @@ class Paper:
             safety=own.safety,
             relaxation=own.relaxation,
         )
-        # The report is on the problem as it was before the guards.
+        # The report describes the problem before the guards.
         drift_after = drift - gram @ weights
         finite = drift_after.isfinite().all()
         self._keep(averages, finite)
@@ -176,7 +176,7 @@ class Paper:
         return self._averages.get(key, like.new_full((), torch.nan)).to(like)
 
     def _keep(self, averages: Mapping[str, Tensor], finite: Tensor) -> None:
-        """A step whose values are not finite does not count."""
+        """Update the averages, except after a step with non-finite values."""
         for key, value in averages.items():
             good = finite & value.isfinite()
             self._averages[key] = torch.where(good, value, self._average(key, value))

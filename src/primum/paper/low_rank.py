@@ -1,6 +1,6 @@
-"""Gram matrices of a linear head by the Khatri-Rao factorisation (paper, App. B).
+"""Gram matrices of a linear head by Khatri-Rao factorisation (paper, App. B).
 
-An elementwise gain does not factorise; the paper replaces it by its best rank-r approximation.
+An elementwise gain does not factorise; the paper uses its best rank-r approximation instead.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from primum.gram import MatrixFree
 
 
 def low_rank(gain: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """`left.T @ right`, the closest matrix of that rank (paper, Sec. 4.5); exact at full rank.
+    """Factors of the best rank-r approximation `left.T @ right` (paper, Sec. 4.5).
 
-    PAPER: the approximation may have negative entries, so the Gram matrix made from it need not be
-    positive semi-definite.
+    PAPER: the approximation may have negative entries, so the Gram matrix computed from it need not
+    be positive semi-definite.
 
-    A gain that is not finite, which LAPACK would refuse, gives zeros.
+    A non-finite gain, on which LAPACK would raise an error, gives zeros.
 
     Shapes: gain [d_out, d_in] -> [r, d_out], [r, d_in].
     """
@@ -41,11 +41,11 @@ def weighted_gram(features: Tensor, output_gradients: Tensor, gain: Tensor, rank
 
 
 def gram_matrices(gram: MatrixFree, rank: int) -> tuple[Tensor, Tensor]:
-    """Q1 and Q2: the Gram matrices under the gain and under its square.
+    """Q1 and Q2: the Gram matrices with the gain and with its square.
 
-    A gain that is one number gives the same matrix twice, up to that number (Eq. 10). The bias is
-    kept out of the approximation, as the paper does. Heads with several positions per sample,
-    which the paper does not treat, are formed exactly.
+    With a scalar gain the two are equal up to that factor (Eq. 10). As in the paper, the bias is
+    not approximated. Heads with several positions per sample, which the paper does not cover, are
+    formed exactly.
     """
     if gram.uniform_gain:
         matrix = gram.dense().matrix

@@ -1,4 +1,4 @@
-"""Several last blocks instead of the last layer: explicit per-sample gradients (paper, Alg. 8)."""
+"""Several last blocks instead of the last layer, by explicit gradients (paper, Alg. 8)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from primum.update import check_supported, group_of, predict, shares
 
 
 def split(model: nn.Sequential, blocks: int) -> tuple[nn.Sequential, nn.Sequential]:
-    """The model as a backbone and its last `blocks` children. Both share its parameters."""
+    """Split a model into a backbone and its last `blocks` children, which share its parameters."""
     if not 1 <= blocks <= len(model):
         raise ValueError(f"blocks must be between 1 and {len(model)}, got {blocks}")
     layers = list(model)
@@ -26,24 +26,24 @@ def split(model: nn.Sequential, blocks: int) -> tuple[nn.Sequential, nn.Sequenti
 
 
 class MultiLayer:
-    """Weighs samples by the interference that a step causes in the whole of `tail`.
+    """Reweights samples by the interference that a step causes in all of `tail`.
 
-    Stands where `loss.backward()` stood; the optimizer then steps as always:
+    Replaces `loss.backward()`; the optimizer then steps as usual:
 
         hidden = backbone(inputs)
         loss = reducer.backward(hidden, targets)
         optimizer.step()
 
-    Memory grows with the batch times the parameters of `tail`, which is why the paper, and we,
-    advise the last layer alone (`attach`). `hidden` runs through `tail` inside `backward`, sample
-    by sample; that pass draws its own dropout masks.
+    Memory grows with the batch size times the parameters of `tail`; the paper and we therefore
+    recommend the last layer alone (`attach`). `backward` passes `hidden` through `tail` sample by
+    sample; that pass draws its own dropout masks.
 
     Args:
-        tail: The last blocks. Every sample must be processed by itself: no BatchNorm in training.
-        optimizer: Holds the parameters of `tail`; any class that `attach` takes.
-        loss: Per-sample or mean loss of `(outputs, targets)`; it is called with one sample.
-        settings: Of the paper's recipe.
-        chunk_size: Samples whose gradients are computed at a time.
+        tail: The last blocks. They must not mix samples: no BatchNorm in training mode.
+        optimizer: Holds the parameters of `tail`; any class that `attach` accepts.
+        loss: Per-sample or mean loss of `(outputs, targets)`; called with one sample.
+        settings: Settings of the paper's recipe.
+        chunk_size: Number of samples whose gradients are computed at a time.
     """
 
     def __init__(
@@ -74,8 +74,8 @@ class MultiLayer:
     def backward(self, hidden: Tensor, targets: Tensor) -> Tensor:
         """Fill `.grad` of the tail and, through `hidden`, of the backbone. Returns the mean loss.
 
-        DEPARTS: line 8 of the paper's algorithm sums the gradient at `hidden` over the batch; what
-        the backbone's backward pass needs is that gradient with its rows weighted.
+        DEPARTS: line 8 of the paper's algorithm sums the gradient at `hidden` over the batch; the
+        backbone's backward pass needs its rows, weighted.
         """
         _refuse_mixing(self.tail)
         trained = self._trained()
@@ -94,13 +94,13 @@ class MultiLayer:
     def _trained(self) -> dict[str, nn.Parameter]:
         trained = {name: p for name, p in self.tail.named_parameters() if p.requires_grad}
         if not trained:
-            raise ValueError("the tail has no parameters that are trained; take more blocks")
+            raise ValueError("the tail has no trained parameters; use more blocks")
         return trained
 
     def _per_sample(
         self, trained: dict[str, nn.Parameter], hidden: Tensor, targets: Tensor
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """G by parameter, the gradient at `hidden`, and the losses, all of `L_i / B`."""
+        """Per-sample gradients by parameter and at `hidden`, and the losses, all of `L_i / B`."""
         batch, wide = len(hidden), torch.promote_types(hidden.dtype, torch.float32)
 
         def sample_loss(params: dict[str, Tensor], row: Tensor, target: Tensor) -> Tensor:
@@ -114,12 +114,12 @@ class MultiLayer:
             chunk_size=self.chunk_size,
         )
         params = {name: param.detach() for name, param in trained.items()}
-        with sdpa_kernel(SDPBackend.MATH):  # the one attention that vmap can batch
+        with sdpa_kernel(SDPBackend.MATH):  # the only kind that vmap can batch
             (of_params, of_hidden), losses = of_samples(params, hidden, targets)
         return {name: rows.to(wide) for name, rows in of_params.items()}, of_hidden, losses
 
     def _solve(self, trained: dict[str, nn.Parameter], gradients: dict[str, Tensor]) -> Solution:
-        """Q1, Q2 and q summed over the parameters (the paper's layer-wise decomposition)."""
+        """Solve with Q1, Q2 and q summed over the parameters (the paper's layer-wise form)."""
         updates = {}
         for name, param in trained.items():
             total = gradients[name].sum(0)
@@ -133,7 +133,7 @@ class MultiLayer:
         for name, param in trained.items():
             rows, fraction = gradients[name].reshape(batch, -1), fractions[name]
             if group_of(self.optimizer, param).get("maximize", False):
-                rows = -rows  # what is maximised is minus a loss
+                rows = -rows  # harm then means a lower objective
             step, gain = updates[name].step * fraction, updates[name].gain * fraction
             uniform = uniform and isinstance(gain, float) and gain == 1.0
             weighted = rows * (gain * torch.ones_like(step)).flatten()
@@ -152,6 +152,6 @@ def _refuse_mixing(tail: nn.Module) -> None:
         ):
             raise ValueError(
                 f"{name or 'the tail'} ({type(module).__name__}) mixes the samples of a batch, so "
-                "there are no per-sample gradients; use GroupNorm, or .eval() to freeze its "
-                "running statistics"
+                "there are no per-sample gradients; use GroupNorm, or call .eval() on it to use "
+                "its running statistics"
             )

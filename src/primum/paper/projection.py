@@ -10,7 +10,7 @@ def project(weights: Tensor, metric: Tensor, reach_squared: Tensor, most: float 
     """Clip into `[0, most]`, then shrink into `w' metric w <= reach_squared` (paper, Alg. 5).
 
     The result is feasible. PAPER: shrinking is not the Euclidean projection onto the ellipsoid, so
-    the convergence theory of Chambolle-Pock does not cover a loop that uses it.
+    the convergence proof of Chambolle-Pock does not apply.
 
     Shapes: weights [B], metric [B, B], reach_squared scalar -> [B].
     """

@@ -16,16 +16,16 @@ def lanczos_iterations(batch: int) -> int:
 def extremal_eigenvalues(
     matrix: Tensor, generator: torch.Generator, exact_up_to: int = EXACT_UP_TO
 ) -> tuple[Tensor, Tensor]:
-    """Smallest and largest eigenvalue, the first not below `eps` times the second.
+    """Smallest and largest eigenvalue; the smallest is at least `eps` times the largest.
 
-    DEPARTS: in float32 the smallest one can come out as 0 or negative, and the paper divides by
-    it; it is floored at the resolution of the dtype. A matrix that is not finite, which LAPACK
-    would refuse, gives 0 and 0.
+    DEPARTS: the paper divides by the smallest, which may come out as 0 or negative in float32; here
+    it is clamped at the resolution of the dtype. A non-finite matrix, on which LAPACK would raise
+    an error, gives 0 and 0.
 
     Args:
         matrix: Symmetric, positive semi-definite. [B, B].
         generator: For the random start of Lanczos, on the device of `matrix`.
-        exact_up_to: Batches up to this size use `eigvalsh` (paper, Alg. 4, line 2).
+        exact_up_to: Largest batch for which `eigvalsh` is used (paper, Alg. 4, line 2).
     """
     matrix = torch.where(matrix.isfinite().all(), matrix, 0.0)
     if len(matrix) > exact_up_to:
@@ -33,7 +33,7 @@ def extremal_eigenvalues(
             len(matrix), generator=generator, dtype=matrix.dtype, device=matrix.device
         )
         matrix = lanczos(matrix, start, lanczos_iterations(len(matrix)))
-    spectrum = torch.linalg.eigvalsh(matrix)  # SYNC: on a device it tells the host if it converged
+    spectrum = torch.linalg.eigvalsh(matrix)  # SYNC: on a device, for its convergence flag
     largest = spectrum[-1]
     return spectrum[0].maximum(largest * torch.finfo(matrix.dtype).eps), largest
 
@@ -41,8 +41,8 @@ def extremal_eigenvalues(
 def lanczos(matrix: Tensor, start: Tensor, iterations: int) -> Tensor:
     """The tridiagonal matrix whose extreme eigenvalues approach those of `matrix` (paper, Alg. 3).
 
-    PAPER: no re-orthogonalisation. DEPARTS: where nothing is left to divide by (the Krylov space is
-    exhausted), it starts again from the vector it has, which adds no eigenvalue out of range.
+    PAPER: no re-orthogonalisation. DEPARTS: where the Krylov space is exhausted and the norm is 0,
+    it restarts from the current vector, which adds no eigenvalue out of range.
 
     Shapes: matrix [B, B], start [B] -> [iterations, iterations].
     """

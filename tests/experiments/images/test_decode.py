@@ -68,5 +68,5 @@ def test_labels_that_are_no_class_numbers(
 ) -> None:
     for split in ("train", "test"):
         write_parquet(tmp_path / f"{split}.parquet", some_images(3), labels)
-    with pytest.raises(DataError, match=f"column 'label' must hold class numbers.*got {found} in"):
+    with pytest.raises(DataError, match=f"column 'label' must hold class indices.*got {found} in"):
         decode_table(table(tmp_path))

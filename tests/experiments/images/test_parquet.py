@@ -126,7 +126,7 @@ def test_wrong_number_of_class_names(tmp_path: Path, write_parquet: WriteParquet
 def test_a_file_that_is_no_parquet(cifar10_folder: Path, streaming: bool) -> None:
     for path in cifar10_folder.glob("*.parquet"):
         path.write_bytes(b"not parquet at all")
-    with pytest.raises(DataError, match=r"cannot read cifar10 \(train\).*fetch them again"):
+    with pytest.raises(DataError, match=r"cannot read cifar10 \(train\).*download them again"):
         open_table(settings(cifar10_folder), "train", streaming=streaming)
 
 

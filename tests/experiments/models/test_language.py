@@ -53,7 +53,7 @@ def test_ones_own() -> None:
     ("name", "message"),
     [
         ("resnet20", "unknown language model 'resnet20'; choose from gpt-nano"),
-        ("torch.nn:Linear", "must take the keywords vocabulary and length"),
+        ("torch.nn:Linear", "must accept the keywords vocabulary and length"),
         ("primum.experiments.models.gpt:Nothing", "has no 'Nothing'"),
     ],
 )

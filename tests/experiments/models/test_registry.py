@@ -179,7 +179,7 @@ def test_a_users_model_from_the_working_directory() -> None:
         ),
         ("users_models:missing", "no 'missing'; it has: .*linear"),
         ("users_models:SIZE", "is a int, not a function"),
-        ("users_models:narrow", "must take the keywords classes and image_size"),
+        ("users_models:narrow", "must accept the keywords classes and image_size"),
         ("users_models:number", "must return a torch.nn.Module, got int"),
         (":f", "has the form package.module:factory"),
         ("users_models:", "has the form package.module:factory"),
@@ -200,5 +200,5 @@ def test_what_is_wrong_is_known_before_classes_and_size() -> None:
 
 @pytest.mark.usefixtures("users_module")
 def test_norm_is_not_for_import_paths() -> None:
-    with pytest.raises(ModelError, match="norm='batch' works with models by name only"):
+    with pytest.raises(ModelError, match="norm='batch' only works with built-in models"):
         build_model("users_models:linear", 10, 32, norm="batch")

@@ -1,18 +1,18 @@
-"""Pictures of interference: pure functions from data to a matplotlib `Figure`.
+"""Plots of interference: pure functions from data to a matplotlib `Figure`.
 
     from primum.diagnostics import figures
     figure = figures.harmed_share({"my run": [meter.table()]})
     figure.savefig("harmed.png")
-    svg = figures.to_svg(figure, "share of harmed samples by step")  # for inside a web page
+    svg = figures.to_svg(figure, "share of harmed samples by step")  # to embed in a web page
 
-style.py      colours, dashes, markers; from a figure to SVG for a page
+style.py      colours, dashes, markers; SVG for a web page
 training.py   over training: share of harmed samples, the solver's gap, the weights
 batch.py      one batch before and after, sorted
-network.py    the whole network: error by depth, REOR, what first order tells
+network.py    the whole network: error by depth, REOR, accuracy of first order
 samples.py    a grid of samples
 
-Colours are Okabe and Ito's, which colour-blind readers can tell apart; line styles and markers do
-the same in grey print. Needs matplotlib (`pip install primum[diagnostics]`).
+Colours are Okabe and Ito's palette for colour-blind readers; line styles and markers differ too,
+for print in grey. Needs matplotlib (`pip install primum[diagnostics]`).
 """
 
 from primum.diagnostics.figures.batch import one_batch

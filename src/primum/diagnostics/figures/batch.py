@@ -1,4 +1,4 @@
-"""One batch: what the step does to each of its samples, before and after."""
+"""Plot of the loss change of each sample in one batch, under two steps."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ def one_batch(
     labels: tuple[str, str] = ("plain step", "with weights"),
     change: str = "first-order loss change",
 ) -> Figure:
-    """Each sample's loss change by two steps, sorted by the first; above zero it is harmed.
+    """Plot each sample's loss change under two steps, sorted by the first; above 0 is harmed.
 
     Args:
         before: `StepReport.drift`, `FirstOrder.drift` or `RealStep.change`. [B].
-        after: The same of another step, in the same order. [B].
-        labels: Of the two steps.
-        change: Of the axis.
+        after: The same for another step, in the same order. [B].
+        labels: Names of the two steps.
+        change: Label of the y-axis.
     """
     if len(before) != len(after):
-        raise ValueError(f"one change per sample, got {len(before)} and {len(after)}")
+        raise ValueError(
+            f"before and after must have the same length, got {len(before)} and {len(after)}"
+        )
     figure, axes = canvas()
     first, second = np.asarray(before, dtype=float), np.asarray(after, dtype=float)
     order = np.argsort(first, kind="stable")

@@ -1,4 +1,4 @@
-"""The whole network: how far the last layers stand for it, and whether first order tells."""
+"""Plots of whole-network measurements: last layers, harm removed, accuracy of first order."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from matplotlib.figure import Figure
 from primum.diagnostics.figures.style import INK, canvas, looks, styled
 
 NAMES_UP_TO = 12  # more layers than this are numbered
-LOWEST = -1.0  # of the share of harm removed; what is below is drawn at the edge
+LOWEST = -1.0  # shares of harm removed below this are drawn at the edge
 
 
 @styled
 def error_by_depth(measured: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
-    """How well the last layers' Gram matrix stands for the whole one (paper, Figure 1 top).
+    """Plot how well the last layers' Gram matrix approximates the whole (paper, Figure 1 top).
 
-    Above, the relative error of the partial sums from each layer to the last; below, the scale that
-    brings them closest. Lines are medians over the measurements, bands reach from the least to the
-    most. The head alone is at the right.
+    Top: relative error of the partial sums from each layer to the last. Bottom: the best scale.
+    Lines are medians over the measurements, bands span all of them. The head alone is on the right.
 
     Args:
         measured: By name, one or more of `vars(by_depth(...))`: `layers`, `error`, `scale`.
@@ -56,12 +55,12 @@ def error_by_depth(measured: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figur
 
 @styled
 def reor_by_weighting(measured: Mapping[str, Mapping[str, Sequence[float | None]]]) -> Figure:
-    """Share of the whole network's harm that weights remove, one dot per batch, with boxes.
+    """Box plots of the share of the whole network's harm that weights remove, one dot per batch.
 
-    1 is all of it, below 0 there is more than before (paper, Figure 1 bottom).
+    1 is all of it; below 0, harm is added (paper, Figure 1 bottom).
 
     Args:
-        measured: By name of a group (an optimizer, a time), REORs by weighting.
+        measured: By group (an optimizer, a time), REORs by weighting.
     """
     groups = looks(list(measured))
     weightings = list(dict.fromkeys(key for each in measured.values() for key in each))
@@ -110,11 +109,11 @@ def reor_by_weighting(measured: Mapping[str, Mapping[str, Sequence[float | None]
 
 @styled
 def first_order_truth(measured: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
-    """How often first order tells rightly whether a sample's loss rises, by learning rate.
+    """Plot how often first order predicts the sign of a sample's loss change, by learning rate.
 
     Args:
         measured: By name, one or more tables with `factor` (on the learning rate) and `sign_right`.
-            Lines are means, bands reach from the least to the most.
+            Lines are means over them, bands span all of them.
     """
     figure, axes = canvas()
     for name, look in looks(list(measured)).items():

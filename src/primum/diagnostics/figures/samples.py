@@ -1,4 +1,4 @@
-"""A grid of samples, each with a line of text."""
+"""Plot of a grid of samples with captions."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from primum.diagnostics.figures.style import canvas, styled
 def sample_grid(
     images: Sequence[NDArray[np.uint8]], captions: Sequence[str], *, columns: int = 6
 ) -> Figure:
-    """Images in rows, each with its caption below: the samples most often protected, say.
+    """Plot a grid of images with captions, for example the samples most often protected.
 
-    Shapes: images [H, W, 3] or [H, W] each, of bytes.
+    Shapes: images uint8 [H, W, 3] or [H, W] each.
     """
     if not images or len(images) != len(captions):
-        raise ValueError(f"one caption per image, got {len(captions)} and {len(images)} images")
+        raise ValueError(
+            f"pass one caption per image, got {len(captions)} captions and {len(images)} images"
+        )
     rows = -(-len(images) // columns)
     lines = max(caption.count("\n") for caption in captions) + 1
     figure = canvas(5.2, rows * (0.85 + 0.15 * lines))[0]

@@ -1,4 +1,4 @@
-"""One look for all pictures, in colour, in grey and in the dark."""
+"""The style of all plots, readable in colour, in grey and on dark pages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 Settings = ParamSpec("Settings")
 
-INK = "#010203"  # black to the eye; in a page it stands for the page's text colour
+INK = "#010203"  # looks black; replaced by the page's text colour in SVG
 STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "primum",
@@ -45,7 +45,7 @@ class Look(NamedTuple):
     marker: str
 
 
-# Okabe and Ito's palette without its yellow, which white paper swallows.
+# Okabe and Ito's palette without its yellow, which is hard to see on white.
 LOOKS = (
     Look("#0072B2", "-", "o"),
     Look("#D55E00", "--", "D"),
@@ -54,7 +54,7 @@ LOOKS = (
     Look("#E69F00", "-", "v"),
     Look("#56B4E9", "--", "P"),
 )
-# What has a meaning of its own looks the same in every picture.
+# Names that look the same in every plot.
 NAMED = {
     "base": LOOKS[0],
     "plain": LOOKS[0],
@@ -69,7 +69,7 @@ NAMED = {
 
 
 def _all_looks() -> Iterator[Look]:
-    """The six; then their colours with dashes and markers of the next, and so on, for ever."""
+    """Yields the six looks, then their colours with the dashes and markers of the next, etc."""
     for place in count():
         turn, own = divmod(place, len(LOOKS))
         other = LOOKS[(own + turn) % len(LOOKS)]
@@ -77,7 +77,7 @@ def _all_looks() -> Iterator[Look]:
 
 
 def looks(names: list[str]) -> dict[str, Look]:
-    """A look for each name: its own, or the next that is free; no two are the same up to 36."""
+    """A look for each name: its own, or the next free one; all different up to 36 names."""
     given = {name: NAMED[name] for name in names if name in NAMED}
     own = set(given.values())
     free = (look for look in _all_looks() if look not in own)
@@ -88,7 +88,7 @@ def looks(names: list[str]) -> dict[str, Look]:
 
 
 def styled(draw: Callable[Settings, Figure]) -> Callable[Settings, Figure]:
-    """Draw with our settings of matplotlib, whatever the user's are, and leave his alone."""
+    """Decorator: draw with this module's matplotlib settings, leaving the user's unchanged."""
 
     @wraps(draw)
     def in_style(*args: Settings.args, **kwargs: Settings.kwargs) -> Figure:
@@ -99,19 +99,19 @@ def styled(draw: Callable[Settings, Figure]) -> Callable[Settings, Figure]:
 
 
 def canvas(width: float = 5.2, height: float = 3.4) -> tuple[Figure, Axes]:
-    """Small, so that its text can still be read on a phone."""
+    """An empty figure with axes, small enough for its text to be readable on a phone."""
     figure = Figure(figsize=(width, height), layout="constrained")
     return figure, figure.add_subplot()
 
 
 def to_svg(figure: Figure, label: str) -> str:
-    """SVG to put inside HTML: the page's ink and font, names of its own, no outside links.
+    """SVG to embed in HTML, in the page's text colour and font, with unique ids and no links.
 
     The page's style may set the six colours: `--series-1` to `--series-6`.
 
     Args:
-        figure: Of this package.
-        label: What it shows, for readers who cannot see it; different for each picture of a page.
+        figure: A figure made by this package.
+        label: Description for screen readers; must be unique within a page.
     """
     buffer = io.StringIO()
     nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
@@ -119,15 +119,15 @@ def to_svg(figure: Figure, label: str) -> str:
         figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
     svg = buffer.getvalue()
     svg = svg[svg.index("<svg") :]
-    svg = re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg)  # HTML knows the names by itself
+    svg = re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg)  # not needed in HTML
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = svg.replace(INK, "currentColor")
-    for number, look in enumerate(LOOKS, 1):  # a dark page may set lighter ones
+    for number, look in enumerate(LOOKS, 1):  # dark pages may set lighter colours
         for colour in (look.colour, look.colour.lower()):
             svg = svg.replace(f": {colour}", f": var(--series-{number}, {colour})")
     svg = re.sub(r"font: ([^;\"]*?[\d.]+px) [^;\"]*", r"font: \1 system-ui, sans-serif", svg)
-    own = re.sub(r"\W+", "-", label)  # several pictures share the page
+    own = re.sub(r"\W+", "-", label)  # a page may have several plots
     svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{own}-", svg)
-    svg = re.sub(r' (width|height)="[\d.]+pt"', "", svg, count=2)  # as wide as the page lets it be
+    svg = re.sub(r' (width|height)="[\d.]+pt"', "", svg, count=2)  # fills the page's width
     svg = "\n".join(line.rstrip() for line in svg.splitlines())
     return svg.replace("<svg", f'<svg role="img" aria-label="{escape(label)}"', 1)

@@ -1,4 +1,4 @@
-"""Figures over a training run, from tables as `InterferenceMeter.table()` gives them."""
+"""Plots over a training run, from tables as returned by `InterferenceMeter.table()`."""
 
 from __future__ import annotations
 
@@ -16,22 +16,21 @@ Table = Mapping[str, Sequence[Any]]
 Tables = Mapping[str, Sequence[Table]]
 Array = NDArray[np.float64]
 
-STRETCHES = 60  # a line of thousands of steps is a smear
-SMALLEST_GAP = 1e-7  # rounding; smaller gaps are noise
+STRETCHES = 60  # intervals of steps to average over; thousands of points are unreadable
+SMALLEST_GAP = 1e-7  # smaller gaps are rounding noise
 
 
 @styled
 def harmed_share(runs: Tables, *, by: str = "step", title: str = "") -> Figure:
-    """Share of each batch whose loss the step raises: plain (full line), with weights (dotted).
+    """Plot the share of each batch whose loss the step raises, plain (solid) and weighted (dotted).
 
-    The second line is drawn where weights were applied, or where no table says whether they were.
+    The dotted line is drawn if weights were applied, or if the tables do not say.
 
     Args:
         runs: By name, the tables of one or more seeds: `step`, `harmed_before`, `harmed_after`.
-            Lines are means over seeds and stretches of steps, bands reach from the lowest seed to
-            the highest.
-        by: The column along the lower axis.
-        title: Above the picture.
+            Lines are means over seeds and intervals of steps, bands span all seeds.
+        by: Column for the x-axis.
+        title: Title of the plot.
     """
     figure, axes = canvas()
     for name, look in looks(list(runs)).items():
@@ -54,13 +53,13 @@ def harmed_share(runs: Tables, *, by: str = "step", title: str = "") -> Figure:
 
 @styled
 def solver_gap(runs: Tables) -> Figure:
-    """The solver's certified distance to the best answer, relative to the harm; log scale.
+    """Plot the solver's certified distance to the optimum, relative to the harm, on a log scale.
 
-    Median (line) and largest (dotted) of each stretch of steps and all seeds.
+    Median (solid) and maximum (dotted) over all seeds in each interval of steps.
     """
     figure, axes = canvas()
     axes.set_yscale("log")
-    axes.set_autoscaley_on(False)  # it stumbles over gaps that are all alike
+    axes.set_autoscaley_on(False)  # it fails if all gaps are equal
     seen: list[float] = []
     for name, look in looks(list(runs)).items():
         steps, parts = _stretches(runs[name], "gap")
@@ -77,7 +76,7 @@ def solver_gap(runs: Tables) -> Figure:
 
 @styled
 def weight_bands(tables: Sequence[Table], name: str = "primum") -> Figure:
-    """How extra weights are spread over the batch: median, mean, nine tenths, largest, by step."""
+    """Plot the distribution of extra weights in the batch by step: median, mean, p90, maximum."""
     figure, axes = canvas()
     look = looks([name])[name]
     columns = ("extra_weight_p50", "extra_weight_p90", "extra_weight_max")
@@ -101,7 +100,7 @@ def weight_bands(tables: Sequence[Table], name: str = "primum") -> Figure:
 
 
 def _each_seed(tables: Sequence[Table], column: str, by: str) -> tuple[Array, Array]:
-    """Middles of the stretches, and each seed's means in percent; as long as the shortest run."""
+    """Interval centres, and each seed's means in percent; as long as the shortest run."""
     lines = []
     for table in tables:
         steps, parts = _stretches([table], column, by)
@@ -111,7 +110,7 @@ def _each_seed(tables: Sequence[Table], column: str, by: str) -> tuple[Array, Ar
 
 
 def _stretches(tables: Sequence[Table], column: str, by: str = "step") -> tuple[Array, list[Array]]:
-    """Middle step and all known values of each stretch; stretches without any are left out."""
+    """Centre and finite values of each interval of steps; intervals without any are left out."""
     values = [
         np.array([np.nan if v is None else v for v in table[column]], dtype=float)
         for table in tables

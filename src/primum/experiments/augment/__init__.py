@@ -6,10 +6,9 @@ warps.py      shear, translation, rotation
 policies.py   RandAugment, and AutoAugment's policy for CIFAR-10
 erase.py      random erasing
 mix.py        Mixup, CutMix, soft targets
-presets.py    what each recipe of the paper uses, and all of it on one batch
+presets.py    the augmentations of each recipe of the paper, applied to a batch
 
-Everything runs on the CPU, in workers if there are many images; the same state of the generator
-gives the same batch.
+Everything runs on the CPU, optionally in workers; the same generator state gives the same batch.
 """
 
 from primum.experiments.augment.presets import AUGMENTATIONS, Augmentation

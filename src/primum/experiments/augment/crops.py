@@ -1,4 +1,4 @@
-"""Geometry without distortion of content: random crop, flip, resized crop, centre crop."""
+"""Random crop, flip, resized crop, centre crop."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch import Tensor
 def random_crop(
     images: Tensor, padding: int, generator: torch.Generator, *, reflect: bool = False
 ) -> Tensor:
-    """A window of the first size, anywhere in the image padded on all sides.
+    """Random crops of the original size from images padded on all sides.
 
-    Padded with zeros, or with the image reflected at its edge. Shapes: [B, C, H, W] -> the same.
+    Padding is zero, or the image reflected at its edge. Shapes: [B, C, H, W] -> the same.
     """
     count, _, height, width = images.shape
     padded = reflected(images, padding) if reflect else F.pad(images, (padding,) * 4)
@@ -25,17 +25,17 @@ def random_crop(
 
 
 def random_flip(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Left and right swapped, for half of the images on average. Shapes: [B, C, H, W]."""
+    """Flip each image horizontally with probability 1/2. Shapes: [B, C, H, W]."""
     return mirror(images, torch.rand(len(images), generator=generator) < 0.5)
 
 
 def mirror(images: Tensor, chosen: Tensor) -> Tensor:
-    """Left and right swapped, for the chosen images. Shapes: [B, C, H, W], bool [B]."""
+    """Flip the chosen images horizontally. Shapes: [B, C, H, W], bool [B]."""
     return torch.where(chosen.view(-1, 1, 1, 1), images.flip(3), images)
 
 
 def reflected(images: Tensor, padding: int) -> Tensor:
-    """Padded on all sides by the image reflected at its edge, of any dtype.
+    """Pad on all sides with the image reflected at its edge, for any dtype.
 
     Shapes: [B, C, H, W] -> [B, C, H + 2 padding, W + 2 padding].
     """
@@ -53,10 +53,10 @@ def random_boxes(
     area: tuple[float, float] = (0.08, 1.0),
     aspect: tuple[float, float] = (3 / 4, 4 / 3),
 ) -> Tensor:
-    """Boxes of random area, as a share of the image, and aspect, uniform in their logarithm.
+    """Boxes of random area (a share of the image) and random aspect ratio, log-uniform.
 
-    Of ten tries per image the first that fits counts; if none does, the middle of the image.
-    Shapes: sizes [B, 2] of (height, width) -> whole numbers [B, 4] of (top, left, height, width).
+    Uses the first of ten tries per image that fits; if none does, the centre of the image.
+    Shapes: sizes [B, 2] of (height, width) -> integers [B, 4] of (top, left, height, width).
     """
     tries = 10
     draws = torch.rand(len(sizes), tries, 2, generator=generator)
@@ -72,16 +72,16 @@ def random_boxes(
     tall = torch.where(some, tall.gather(1, first), side)
     wide = torch.where(some, wide.gather(1, first), side)
     place = torch.rand(len(sizes), 2, generator=generator)
-    place = torch.where(some, place, 0.5)  # in the middle, if nothing did fit
+    place = torch.where(some, place, 0.5)  # centred if no try fits
     corner = (place * (torch.cat([heights - tall, widths - wide], dim=1) + 1)).long()
     return torch.cat([corner, tall, wide], dim=1)
 
 
 def resized_crop(images: Iterable[Tensor], boxes: Tensor, size: int) -> Tensor:
-    """The content of each box at the given size; bicubic.
+    """Crop each box and resize it (bicubic, antialiased when shrinking).
 
-    Shrinking averages over the pixels it leaves out (antialias). One image at a time, since every
-    box has a size of its own. Shapes: uint8 [C, H, W] each, [B, 4] -> [B, C, size, size].
+    One image at a time, since boxes differ in size.
+    Shapes: uint8 [C, H, W] each, [B, 4] -> [B, C, size, size].
     """
     crops = []
     for image, (top, left, tall, wide) in zip(images, boxes.tolist(), strict=True):
@@ -91,7 +91,7 @@ def resized_crop(images: Iterable[Tensor], boxes: Tensor, size: int) -> Tensor:
 
 
 def centre_crop(image: Tensor, size: int, *, share: float = 224 / 256) -> Tensor:
-    """The middle of an image whose short side is first brought to `size / share`.
+    """Resize the short side of an image to `size / share` and crop the centre.
 
     Shapes: uint8 [C, H, W] -> [C, size, size].
     """

@@ -16,9 +16,9 @@ def random_erase(
     area: tuple[float, float] = (0.02, 1 / 3),
     aspect: tuple[float, float] = (0.3, 1 / 0.3),
 ) -> Tensor:
-    """A box of noise in some images, which must be normalised: mean 0, deviation 1.
+    """Fill a random box with noise in some images, which must have mean 0 and deviation 1.
 
-    Noise is drawn for every pixel, as in the ConvNeXt recipe. Shapes: [B, C, H, W] -> the same.
+    Noise is drawn per pixel, as in the ConvNeXt recipe. Shapes: [B, C, H, W] -> the same.
     """
     count, _, height, width = images.shape
     hit = torch.rand(count, generator=generator) < chance

@@ -1,7 +1,7 @@
 """Mixup (Zhang et al., 2018), CutMix (Yun et al., 2019), and soft targets.
 
 Both mix a batch with itself in reverse order, with one share for the whole batch, as in the
-ConvNeXt recipe. Batches are shuffled, so the partner is as good as random.
+ConvNeXt recipe. Batches are shuffled, so partners are random.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def soft_targets(labels: Tensor, classes: int, smoothing: float = 0.0) -> Tensor:
-    """One-hot targets, a share of them spread over all classes.
+    """One-hot targets with a share spread over all classes.
 
     Cross entropy with them is `F.cross_entropy(logits, labels, label_smoothing=smoothing)`.
     Shapes: [B] -> [B, classes].
@@ -23,7 +23,7 @@ def soft_targets(labels: Tensor, classes: int, smoothing: float = 0.0) -> Tensor
 
 
 def mixup(images: Tensor, targets: Tensor, share: float) -> tuple[Tensor, Tensor]:
-    """Each image and its partner, added with weights `share` and `1 - share`; likewise the targets.
+    """Mix each image with its partner, with weights `share` and `1 - share`; likewise the targets.
 
     Shapes: float [B, C, H, W], [B, classes] -> the same.
     """
@@ -33,9 +33,9 @@ def mixup(images: Tensor, targets: Tensor, share: float) -> tuple[Tensor, Tensor
 def cutmix(
     images: Tensor, targets: Tensor, share: float, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """A box of about `1 - share` of the area from the partner; targets by the area it has.
+    """Replace a box of about `1 - share` of the area by the partner's; mix targets by its area.
 
-    The box may reach over the border, where it is cut off; the targets count what is left.
+    The box is clipped at the image border; targets use the clipped area.
     Shapes: float [B, C, H, W], [B, classes] -> the same.
     """
     height, width = images.shape[2:]
@@ -60,7 +60,7 @@ def mix(
     mixup_alpha: float,
     cutmix_alpha: float,
 ) -> tuple[Tensor, Tensor]:
-    """Mixup or CutMix with equal chances, or the one whose alpha is not 0; soft targets.
+    """Mixup or CutMix, with equal probability if both alphas are above 0; soft targets.
 
     The share is drawn from Beta(alpha, alpha).
     Shapes: float [B, C, H, W], [B] -> [B, C, H, W], [B, classes].

@@ -1,7 +1,7 @@
 """RandAugment, and AutoAugment's policy for CIFAR-10.
 
-A policy picks, for each image by itself, an operation and how strong it is. Images with the same
-operation are treated together.
+A policy draws an operation and its strength for each image. Images with the same operation are
+processed together.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ Operation = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Strength:
-    """An operation, and the amount for a level from 0 to 1: `start + level * slope`.
+    """An operation, and its amount for a level from 0 to 1: `start + level * slope`.
 
-    `signed` amounts change sign with the slope's part, at random; `whole` ones are rounded down.
+    If `signed`, the slope gets a random sign; if `whole`, the amount is rounded down.
     """
 
     operation: Operation
@@ -36,8 +36,8 @@ class Strength:
         return self.start + (part.trunc() if self.whole else part)
 
 
-# RandAugment in the form of the ConvNeXt recipe, where every operation gets stronger with its level
-# (timm's "inc1"); enhancements range from 0.1 to 1.9 about 1, which changes nothing.
+# RandAugment as in the ConvNeXt recipe, in which every operation gets stronger with its level
+# (timm's "inc1"); enhancements range from 0.1 to 1.9, where 1 changes nothing.
 RAND_AUGMENT: tuple[Strength, ...] = (
     Strength(pixels.auto_contrast),
     Strength(pixels.equalize),
@@ -66,9 +66,9 @@ def rand_augment(
     spread: float = 0.5,
     chance: float = 0.5,
 ) -> Tensor:
-    """`operations` times over, each image gets a random operation, with a chance of `chance`.
+    """Apply `operations` random operations to each image, each with probability `chance`.
 
-    The level is drawn about `magnitude`, of 10, with deviation `spread`.
+    The level is normally distributed around `magnitude` (out of 10) with deviation `spread`.
     Shapes: uint8 [B, 3, H, W] -> the same.
     """
     count = len(images)
@@ -97,8 +97,8 @@ _AUTO: dict[str, Strength] = {
     "invert": Strength(pixels.invert),
 }
 
-# AutoAugment (Cubuk et al., 2019), policy found for CIFAR-10: pairs of an operation, its chance
-# in tenths, and its level in ninths. One pair of them is drawn for each image.
+# AutoAugment (Cubuk et al., 2019), policy found for CIFAR-10: pairs of operations with probability
+# in tenths and level in ninths. One pair is drawn for each image.
 _CIFAR10_POLICY = """
 invert 1 7, contrast 2 6
 rotate 7 2, translate x 3 9
@@ -129,7 +129,7 @@ translate y 7 9, auto contrast 9 1
 
 
 def _parse(policy: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Operation numbers, chances and levels, each [pairs, 2]."""
+    """Operation indices, probabilities and levels, each [pairs, 2]."""
     numbers = {name: number for number, name in enumerate(_AUTO)}
     steps = [step.rsplit(maxsplit=2) for step in policy.strip().replace("\n", ", ").split(", ")]
     choices, chances, levels = zip(
@@ -144,7 +144,7 @@ _CHOICES, _CHANCES, _LEVELS = _parse(_CIFAR10_POLICY)
 
 
 def auto_augment(images: Tensor, generator: torch.Generator) -> Tensor:
-    """One of the 25 pairs of the CIFAR-10 policy for each image. Shapes: uint8 [B, 3, H, W]."""
+    """Apply one of the CIFAR-10 policy's 25 pairs to each image. Shapes: uint8 [B, 3, H, W]."""
     count = len(images)
     pair = torch.randint(len(_CHOICES), (count,), generator=generator)
     for place in (0, 1):
@@ -162,7 +162,7 @@ def _signs(count: int, generator: torch.Generator) -> Tensor:
 def _apply(
     images: Tensor, table: tuple[Strength, ...], choice: Tensor, level: Tensor, sign: Tensor
 ) -> Tensor:
-    """Each image by the operation of its number; -1 leaves it alone."""
+    """Apply to each image the operation with its index; -1 for none."""
     result = images.clone()
     for number, strength in enumerate(table):
         rows = (choice == number).nonzero().flatten()

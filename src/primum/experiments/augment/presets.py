@@ -1,4 +1,4 @@
-"""What each recipe of the paper does to a batch, from stored bytes to what the model sees."""
+"""The augmentations of each recipe of the paper, from stored bytes to the model's input."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from primum.experiments.augment.policies import auto_augment, rand_augment
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Settings, in the order in which they act; the default does nothing.
+    """Augmentation settings, in the order in which they apply; the default does nothing.
 
     Args:
-        resized: random resized crop, of 8% to 100% of the area.
+        resized: random resized crop, with 8% to 100% of the area.
         padding: pixels added on each side before a random crop.
-        reflect: these are the image's own, reflected at its edge, instead of zeros.
-        flip: left and right swapped for half of the images.
-        alternate: the same for a random half in the first epoch, and then for the other half in
-            turn; done by `Batches`, which knows the epoch.
-        policy: colour and shape: RandAugment, or AutoAugment's policy for CIFAR-10.
+        reflect: pad with the image reflected at its edge instead of zeros.
+        flip: flip horizontally with probability 1/2.
+        alternate: flip a random half in the first epoch, then alternate between the halves; done by
+            `Batches`, which knows the epoch.
+        policy: RandAugment, or AutoAugment's policy for CIFAR-10.
         operations: number of operations of RandAugment.
-        erase: chance of a box of noise, after normalisation.
+        erase: probability of a box of noise, after normalisation.
         mixup: alpha of Mixup; 0 is none.
         cutmix: alpha of CutMix; 0 is none. With both, one of them is drawn for each batch.
     """
@@ -59,7 +59,7 @@ class Augmentation:
             raise ValueError(f"erase must be between 0 and 1, got {self.erase}")
 
     def crop(self, images: list[Tensor], size: int, generator: torch.Generator) -> Tensor:
-        """Photographs, each of its own size, as one batch: resized crops, or their middles.
+        """A batch from photographs of different sizes: resized crops, or centre crops.
 
         Shapes: uint8 [3, H, W] each -> [B, 3, size, size].
         """
@@ -69,7 +69,7 @@ class Augmentation:
         return resized_crop(images, random_boxes(sizes, generator), size)
 
     def on_bytes(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """Padded crop, flip and policy. Shapes: uint8 [B, 3, H, W] -> the same."""
+        """Apply padded crop, flip and policy. Shapes: uint8 [B, 3, H, W] -> the same."""
         if self.padding:
             images = random_crop(images, self.padding, generator, reflect=self.reflect)
         if self.flip:
@@ -83,7 +83,7 @@ class Augmentation:
     def on_floats(
         self, images: Tensor, labels: Tensor, classes: int, generator: torch.Generator
     ) -> tuple[Tensor, Tensor]:
-        """Erasing and mixing, on normalised images.
+        """Apply erasing and mixing to normalised images.
 
         Shapes: [B, 3, H, W], [B] -> [B, 3, H, W], and [B] or, if mixed, [B, classes].
         """
@@ -109,7 +109,7 @@ AUGMENTATIONS: dict[str, Augmentation] = {
     "translate-alternate": Augmentation(padding=2, reflect=True, alternate=True),
     # ViT on CIFAR (github.com/omihub777/ViT-CIFAR).
     "vit": Augmentation(padding=4, flip=True, policy="auto"),
-    # ResNet-50 on Tiny-ImageNet (He et al., 2016, in the form of later implementations).
+    # ResNet-50 on Tiny-ImageNet (He et al., 2016, as in later implementations).
     "resized-flip": Augmentation(resized=True, flip=True),
     # ConvNeXt (Liu et al., 2022), without mixing, and with more (paper, App. E).
     "convnext": Augmentation(

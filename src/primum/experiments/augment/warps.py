@@ -1,8 +1,7 @@
-"""Shear, translation and rotation: each output pixel is read at another place of the image.
+"""Shear, translation and rotation by resampling.
 
-Each takes images, uint8 [B, C, H, W], and one amount per image, float [B]. Pixels from outside of
-the image are grey (128). Values between pixels are interpolated linearly: the original recipes mix
-nearest, bilinear and bicubic.
+Each takes images, uint8 [B, C, H, W], and one amount per image, float [B]. Pixels outside the image
+are grey (128). Interpolation is bilinear; the original recipes mix nearest, bilinear and bicubic.
 """
 
 from __future__ import annotations
@@ -17,27 +16,27 @@ FILL = 128
 
 
 def shear_x(images: Tensor, amount: Tensor) -> Tensor:
-    """Rows shifted by `amount` pixels per row."""
+    """Shift rows by `amount` pixels per row."""
     return _warp(images, [[1.0, amount, 0.0], [0.0, 1.0, 0.0]])
 
 
 def shear_y(images: Tensor, amount: Tensor) -> Tensor:
-    """Columns shifted by `amount` pixels per column."""
+    """Shift columns by `amount` pixels per column."""
     return _warp(images, [[1.0, 0.0, 0.0], [amount, 1.0, 0.0]])
 
 
 def translate_x(images: Tensor, amount: Tensor) -> Tensor:
-    """Read `amount` widths further to the right."""
+    """Shift left by `amount` image widths."""
     return _warp(images, [[1.0, 0.0, amount * images.shape[3]], [0.0, 1.0, 0.0]])
 
 
 def translate_y(images: Tensor, amount: Tensor) -> Tensor:
-    """Read `amount` heights further down."""
+    """Shift up by `amount` image heights."""
     return _warp(images, [[1.0, 0.0, 0.0], [0.0, 1.0, amount * images.shape[2]]])
 
 
 def rotate(images: Tensor, amount: Tensor) -> Tensor:
-    """Turned about the middle by `amount` degrees, against the clock."""
+    """Rotate about the centre by `amount` degrees, counter-clockwise."""
     angle = amount * (math.pi / 180)
     cos, sin = angle.cos(), angle.sin()
     x, y = images.shape[3] / 2, images.shape[2] / 2
@@ -45,7 +44,7 @@ def rotate(images: Tensor, amount: Tensor) -> Tensor:
 
 
 def _warp(images: Tensor, rows: list[list[float | Tensor]]) -> Tensor:
-    """Output pixel (x, y) is read at `rows @ (x, y, 1)`, in pixels, with the corner at 0.
+    """Sample output pixel (x, y) at `rows @ (x, y, 1)`, in pixels, with the corner at 0.
 
     Each entry is one number, or one per image.
     """

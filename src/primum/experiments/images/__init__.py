@@ -4,11 +4,11 @@ sources.py    what to load, and what is known of each source
 parquet.py    Parquet files in a folder or on the Hugging Face hub: splits, columns, classes
 decode.py     encoded images to one uint8 tensor
 cache.py      that tensor on disk
-lazy.py       images decoded when asked for, for data that does not fit in memory
+lazy.py       images decoded on access, for data that does not fit in memory
 made.py       digits and generated images, which need no files
 select.py     subsets, label noise, mean and deviation
-load.py       all of it: `load_data(DataSettings(...))`
-batches.py    batches of images; their order is `epochs.py`'s
+load.py       `load_data(DataSettings(...))`, which does all of this
+batches.py    batches of images, in the order of `epochs.py`
 """
 
 from primum.experiments.images.batches import Batches

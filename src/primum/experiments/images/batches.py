@@ -1,4 +1,4 @@
-"""Batches of images whose order and augmentation depend on seed, epoch and step alone."""
+"""Batches of images whose order and augmentation depend only on seed, epoch and step."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Batches(Epochs):
 
     Args:
         split: images and labels.
-        data: what the split is part of; its mean, deviation and classes are used.
-        augmentation: what is done to the images; None is nothing.
-        batch_size: and the others as `Epochs`; workers are worth it for lazy images.
+        data: the data set of the split, for its mean, deviation and classes.
+        augmentation: augmentation of the images; None for none.
+        batch_size: this and other arguments as in `Epochs`; workers help with lazy images.
 
     Example:
         >>> from primum.experiments.images import Batches, DataSettings, load_data
@@ -64,9 +64,9 @@ class Batches(Epochs):
         )
 
     def make(self, ids: Tensor, epoch: int, step: int) -> Batch:
-        """One batch of the given samples, augmented as at this step."""
+        """The batch of these samples, with the augmentation of this step."""
         if isinstance(self.split.images, Tensor) and self.split.images.is_floating_point():
-            return Batch(self.split.images[ids], self.split.labels[ids], ids)  # made to be used so
+            return Batch(self.split.images[ids], self.split.labels[ids], ids)  # used as they are
         generator = generator_of(self.seed, AUGMENT, epoch, step, self.rank)
         images = self.augmentation.on_bytes(self._pixels(ids, generator), generator)
         if self.augmentation.alternate:
@@ -80,13 +80,13 @@ class Batches(Epochs):
         )
 
     def _mirrored(self, ids: Tensor, epoch: int) -> Tensor:
-        """Which samples are mirrored: a random half in the first epoch, then the other. [B]."""
+        """Which samples are mirrored: a random half in the first epoch, then alternating. [B]."""
         generator = generator_of(self.seed, MIRROR)
         first = torch.randint(2, (len(self.split),), generator=generator)
         return ((first[ids] + epoch) % 2).bool()
 
     def _pixels(self, ids: Tensor, generator: torch.Generator) -> Tensor:
-        """Stored images in one size; uint8 [B, 3, H, W]."""
+        """Stored images at one size. uint8 [B, 3, H, W]."""
         images = self.split.images
         if isinstance(images, LazyImages):
             photographs = [images.read(index) for index in ids.tolist()]
@@ -97,6 +97,6 @@ class Batches(Epochs):
 
 
 def first_images(data: ImageData, count: int = 5000) -> Tensor:
-    """The first training images as a model sees them, without augmentation; [N, 3, H, W]."""
+    """The first training images, normalised but not augmented. [N, 3, H, W]."""
     batches = Batches(data.train, data, batch_size=1)
     return batches.make(torch.arange(min(count, len(data.train))), 0, 0).inputs

@@ -1,6 +1,6 @@
-"""Decoded images on disk, so that the next run does not decode them again.
+"""Cache of decoded images on disk.
 
-The name of a file contains a hash of what it was made from: a changed source is decoded again.
+File names contain a hash of the source, so a changed source is decoded again.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from primum.experiments.errors import UserError
 from primum.experiments.files import atomic
 from primum.experiments.images.sources import DataError
 
-FORMAT = 1  # raise it when what is stored changes
+FORMAT = 1  # increase it if the format changes
 
 
 def cached(folder: str | None, name: str, origin: str, make: Callable[[], Any]) -> Any:
-    """What `make` returns, from `folder` if it is there; tensors, and lists and dicts of them.
+    """The result of `make`, from the cache if it is there; tensors, or lists and dicts of them.
 
     Args:
-        folder: where to keep it; None calls `make` every time.
-        name: start of the file's name.
-        origin: everything the result depends on.
-        make: does the work.
+        folder: folder of the cache; None calls `make` every time.
+        name: prefix of the file name.
+        origin: everything that the result depends on.
+        make: computes the result.
     """
     if folder is None:
         return make()
@@ -35,7 +35,7 @@ def cached(folder: str | None, name: str, origin: str, make: Callable[[], Any]) 
     if path.exists():
         try:
             return torch.load(path, weights_only=True, mmap=True)
-        except Exception:  # a damaged file fails in many ways; it is only a cache
+        except Exception:  # damaged in any way: it is only a cache
             path.unlink(missing_ok=True)
     result = make()
     _write(result, path)

@@ -1,4 +1,4 @@
-"""Encoded images to uint8 tensors."""
+"""Decode images to uint8 tensors."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ CHUNK = 1000  # rows read at a time
 
 
 def decode_image(stored: Any, where: str) -> Tensor:
-    """One image as Hugging Face stores it, a dict with its bytes or its path -> uint8 [3, H, W].
+    """Decode an image from Hugging Face's dict with bytes or path -> uint8 [3, H, W].
 
-    Grey images and palettes become RGB. `where` names the image in an error.
+    Grey and palette images become RGB. `where` names the image in errors.
     """
     try:
         encoded = stored["bytes"]
@@ -27,13 +27,13 @@ def decode_image(stored: Any, where: str) -> Tensor:
             pixels = np.array(image.convert("RGB"))
     except Exception as error:  # PIL raises errors of many kinds on broken files
         raise DataError(
-            f"cannot decode the image in {where}: {error}; the file is damaged, fetch it again"
+            f"cannot decode the image in {where}: {error}; the file is damaged, download it again"
         ) from error
     return torch.from_numpy(pixels).permute(2, 0, 1)
 
 
 def decode_table(table: Table) -> tuple[Tensor, Tensor]:
-    """A whole split: images uint8 [N, 3, H, W], labels int64 [N]. All images have one size."""
+    """Images uint8 [N, 3, H, W] and labels int64 [N] of a split. All images must have one size."""
     images: list[Tensor] = []
     labels: list[Any] = []
     for rows in table.rows.iter(batch_size=CHUNK):
@@ -51,11 +51,11 @@ def decode_table(table: Table) -> tuple[Tensor, Tensor]:
 
 
 def check_labels(labels: list[Any], table: Table) -> Tensor:
-    """Class numbers from 0 up as a tensor; int64 [N]."""
+    """Class indices as a tensor, int64 [N]; raises for other labels."""
     for row, label in enumerate(labels):
         if not isinstance(label, int) or label < 0:
             raise DataError(
-                f"column {table.label_column!r} must hold class numbers from 0 up, "
+                f"column {table.label_column!r} must hold class indices (integers >= 0), "
                 f"got {label!r} in {_row(table, row)}"
             )
     return torch.tensor(labels, dtype=torch.int64)

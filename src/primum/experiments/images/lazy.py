@@ -1,4 +1,4 @@
-"""Images decoded when asked for: ImageNet-sized data, photographs of many sizes."""
+"""Images decoded on access: ImageNet-sized data, photographs of many sizes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from primum.experiments.images.parquet import Table
 
 @dataclass(frozen=True)
 class LazyImages:
-    """Rows of a table that stays on disk, memory-mapped; workers share it without copying.
+    """Rows of a memory-mapped table on disk; workers share it without copying.
 
-    `size` is the side of the crops that batches are made of.
+    `size` is the side of the crops in a batch.
     """
 
     table: Table
@@ -26,13 +26,13 @@ class LazyImages:
         return len(self.rows)
 
     def read(self, index: int) -> Tensor:
-        """One image as it is stored; uint8 [3, H, W]."""
+        """One image at its stored size. uint8 [3, H, W]."""
         row = int(self.rows[index])
         where = f"row {row} of the {self.table.split} split in {self.table.where}"
         return decode_image(self.table.rows[row][self.table.image_column], where)
 
 
 def lazy_images(table: Table, size: int) -> tuple[LazyImages, Tensor]:
-    """All rows of a table, and their labels [N], which are read at once."""
+    """All rows of a table, read on access, and their labels [N], read now."""
     labels = check_labels(list(table.rows[table.label_column]), table)
     return LazyImages(table, torch.arange(len(labels)), size), labels

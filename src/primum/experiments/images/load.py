@@ -1,4 +1,4 @@
-"""`load_data`: from settings to tensors."""
+"""`load_data`: load images as tensors, from settings."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ IMAGENET_STD: tuple[float, ...] = (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True)
 class Split:
-    """Images uint8 [N, 3, H, W], lazy, or float and used as they are; labels [N]; their origin.
+    """Images (uint8 [N, 3, H, W], lazy, or float and used as they are) with labels and origin.
 
     `labels` are those to train on; `clean_labels` those of the source; `flipped` [N] marks where
-    they differ. `rows` [N] are row numbers in the source; a sample's id is its place in here.
+    they differ. `rows` [N] are row numbers in the source; a sample's id is its index in this split.
     """
 
     images: Tensor | LazyImages
@@ -39,9 +39,9 @@ class Split:
 
 @dataclass(frozen=True)
 class ImageData:
-    """Both splits, the names of the classes, and mean and deviation per channel, on 0 to 1.
+    """Both splits, class names, and mean and deviation per channel, on the scale 0 to 1.
 
-    Mean and deviation are those of the training images in use; for lazy sources, ImageNet's.
+    Mean and deviation are those of the selected training images; for lazy sources, ImageNet's.
     """
 
     settings: DataSettings
@@ -59,10 +59,10 @@ class ImageData:
 
 
 def load_data(settings: DataSettings) -> ImageData:
-    """Load, check, select. The same settings give the same data, always.
+    """Load, check and select images. The same settings always give the same data.
 
     Raises:
-        DataError: the data cannot be used; the message says why and what to do.
+        DataError: the data cannot be used; the message has the reason and what to do.
 
     Example:
         >>> data = load_data(DataSettings("generated", train_size=64, label_noise=0.25))
@@ -97,7 +97,7 @@ def _raw(settings: DataSettings) -> Raw:
         tables = [open_table(settings, split, streaming=False) for split in ("train", "test")]
         train, test = (lazy_images(table, settings.image_size or 224) for table in tables)
         return *train, *test, tables[0].class_names
-    # Only what decides the content: runs that differ in the rest share the decoded images.
+    # Only what determines the content: runs that differ otherwise share the decoded images.
     content = DataSettings(
         settings.name, settings.data_dir, settings.cache_dir, settings.label_column
     )
@@ -121,7 +121,7 @@ def _decoded(
 
 
 def _origin(settings: DataSettings, split: str) -> str:
-    """What the decoded images depend on; for files, also their sizes and times of change."""
+    """What the decoded images depend on; for files, also their sizes and modification times."""
     parts = [settings.name, split, str(settings.label_column)]
     if settings.data_dir is not None:
         for path in parquet_files(settings)[split]:
@@ -133,7 +133,7 @@ def _origin(settings: DataSettings, split: str) -> str:
 def _check_classes(
     settings: DataSettings, names: tuple[str, ...] | None, *labels: Tensor
 ) -> tuple[str, ...]:
-    """The names of the classes, or their numbers; no label may be beyond them."""
+    """The names of the classes, or their indices; raises for labels out of range."""
     seen = 1 + max(int(each.max()) for each in labels)
     known = settings.source.classes if settings.label_column is None else None
     names = names or _numbers(known or seen)

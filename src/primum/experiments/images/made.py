@@ -1,4 +1,4 @@
-"""Images that need no files: noisy handwritten digits, and generated patterns for quick trials."""
+"""Images without files: noisy handwritten digits, and generated patterns for quick trials."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import Tensor
 from primum.experiments.images.sources import DataError, DataSettings
 
 SEED = 20_240_301
-SPLIT_SEED = 20_240_229  # of the digits' split and noise
-GREY, DEVIATION = 128, 32  # a standardised pixel of 0, and of 1 more, as a byte
+SPLIT_SEED = 20_240_229  # for the digits' split and noise
+GREY, DEVIATION = 128, 32  # byte value of a standardised pixel of 0, and per unit
 
 # Training images and labels, then test images and labels.
 Parts = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -23,17 +23,17 @@ Parts = tuple[Tensor, Tensor, Tensor, Tensor]
 def noisy_digits(train_size: int = 512, noise: float = 0.5) -> Parts:
     """Handwritten digits (scikit-learn's 1,797 of 8 x 8 pixels) with Gaussian noise.
 
-    Few training samples and noise make them hard enough for training methods to differ. The split
-    and the noise are the same for every run; all samples that are not for training are for testing.
+    Noise and few training samples make them hard enough for training methods to differ. Split and
+    noise are the same in every run; all samples not used for training are for testing.
     Shapes: float32 [N, 1, 8, 8] with mean 0 and deviation about 1, int64 [N].
 
     Args:
         train_size: Number of training images.
-        noise: In deviations of the clean pixels.
+        noise: Noise in units of the standard deviation of the clean pixels.
     """
     if not 0 < train_size < 1797:
         raise DataError(f"digits: train_size must be between 1 and 1796, got {train_size}")
-    from sklearn.datasets import load_digits  # takes seconds, and other data do not need it
+    from sklearn.datasets import load_digits  # slow import that other data does not need
 
     rng = np.random.default_rng(SPLIT_SEED)
     pixels, labels = load_digits(return_X_y=True)
@@ -48,7 +48,7 @@ def noisy_digits(train_size: int = 512, noise: float = 0.5) -> Parts:
 
 
 def digits(train_size: int) -> Parts:
-    """The same digits as bytes in three equal channels. Shapes: uint8 [N, 3, 8, 8], int64 [N]."""
+    """The noisy digits as bytes in three equal channels. uint8 [N, 3, 8, 8], int64 [N]."""
     train, train_labels, test, test_labels = noisy_digits(train_size)
     train, test = (
         (GREY + DEVIATION * images).round().clamp(0, 255).to(torch.uint8).repeat(1, 3, 1, 1)
@@ -58,7 +58,7 @@ def digits(train_size: int) -> Parts:
 
 
 def generated(settings: DataSettings) -> Parts:
-    """One smooth pattern per class, shifted and drowned in noise; the same on every call.
+    """Images of one smooth pattern per class, shifted, with strong noise; the same in every call.
 
     Shapes: uint8 [N, 3, S, S], int64 [N].
     """
@@ -72,11 +72,11 @@ def generated(settings: DataSettings) -> Parts:
 
 
 def _draw(patterns: Tensor, count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Labels in turn; each image is its class's pattern, rolled by up to an eighth, plus noise."""
+    """Images and labels; an image is its class's pattern, rolled by up to an eighth, plus noise."""
     size = patterns.shape[-1]
     labels = torch.arange(count) % len(patterns)
     shifts = torch.randint(-(size // 8), size // 8 + 1, (count, 2), generator=generator)
-    # Row i of a rolled image is row i - shift of the pattern, and so for columns.
+    # Row i of a rolled image is row i - shift of the pattern; likewise for columns.
     rows = (torch.arange(size) - shifts[:, :1]) % size
     columns = (torch.arange(size) - shifts[:, 1:]) % size
     images = patterns[labels[:, None, None], :, rows[:, :, None], columns[:, None, :]]

@@ -15,9 +15,9 @@ SPLITS = {"train": ("train",), "test": ("test", "validation", "valid", "val")}
 
 @dataclass(frozen=True)
 class Table:
-    """One split as it is stored: encoded images and labels, by row.
+    """A stored split: encoded images and labels, by row.
 
-    `rows` is a Hugging Face dataset (streaming, if `streaming`) of the columns image and label.
+    `rows` is a Hugging Face dataset (streaming, if `streaming`) with the columns image and label.
     """
 
     rows: Any
@@ -29,13 +29,13 @@ class Table:
 
 
 def parquet_files(settings: DataSettings) -> dict[str, list[Path]]:
-    """The files of both splits in `data_dir`, in order of their names."""
+    """The files of both splits in `data_dir`, sorted by name."""
     assert settings.data_dir is not None
     folder = Path(settings.data_dir).expanduser()
     if not folder.is_dir():
         raise DataError(
             f"data folder {folder} does not exist; pass the folder with the Parquet files of "
-            f"{settings.name}, or no folder to fetch it from the Hugging Face hub"
+            f"{settings.name}, or no folder to download it from the Hugging Face hub"
         )
     inner = folder / settings.name
     folder = inner if inner.is_dir() else folder
@@ -60,11 +60,11 @@ def parquet_files(settings: DataSettings) -> dict[str, list[Path]]:
 
 
 def open_table(settings: DataSettings, split: str, *, streaming: bool) -> Table:
-    """One split, from the folder or from the hub, with its columns found and checked."""
-    # Takes two seconds; `primum --help` should not wait for it.
+    """Open a split from the folder or the hub, and check its columns."""
+    # Takes two seconds, for which `primum --help` should not wait.
     import datasets  # type: ignore[import-untyped]
 
-    # Its own files apart from ours, and in its own place if we have none.
+    # Keeps its files in a separate folder, or in its default one.
     cache_dir = settings.cache_dir and str(Path(settings.cache_dir).expanduser() / "huggingface")
     try:
         if settings.data_dir is not None:
@@ -85,7 +85,7 @@ def open_table(settings: DataSettings, split: str, *, streaming: bool) -> Table:
             rows = _pick(splits, split, where)
     except DataError:
         raise
-    except Exception as error:  # of many kinds: network, authorisation, Arrow, file system
+    except Exception as error:  # network, authorisation, Arrow, file system
         raise DataError(
             f"cannot read {settings.name} ({split}): {error}; {_advice(settings)}"
         ) from error
@@ -94,12 +94,12 @@ def open_table(settings: DataSettings, split: str, *, streaming: bool) -> Table:
 
 def _advice(settings: DataSettings) -> str:
     if settings.data_dir is not None:
-        return "check that the Parquet files are whole, or fetch them again"
+        return "check that the Parquet files are complete, or download them again"
     return "pass data_dir, a folder with its Parquet files, to work without the hub"
 
 
 def _split_of(path: Path) -> str | None:
-    """The split a file belongs to, by its own name or by the nearest folder's."""
+    """The split of a file, by its own name or that of the nearest folder."""
     names = "|".join(name for names in SPLITS.values() for name in names)
     for part in (path.stem, *reversed(path.parent.parts)):
         match = re.match(rf"({names})(?![a-z])", part.lower())

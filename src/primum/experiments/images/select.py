@@ -11,7 +11,7 @@ from primum.experiments.images.sources import DataError
 def subset(labels: Tensor, size: int | None, classes: int, *, balanced: bool, part: str) -> Tensor:
     """Rows to keep, in their original order: all, the first `size`, or equally many of each class.
 
-    Where `size` is no multiple of `classes`, the first classes have one more.
+    If `size` is not a multiple of `classes`, the first classes have one more.
     Shapes: labels [N] -> [size].
     """
     if size is None:
@@ -34,7 +34,7 @@ def subset(labels: Tensor, size: int | None, classes: int, *, balanced: bool, pa
 
 
 def add_label_noise(labels: Tensor, share: float, classes: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Labels with a share of wrong ones, rounded to whole samples, and a mask of these.
+    """Replace a share of the labels by wrong ones; returns the labels and a mask of changed ones.
 
     A wrong label is any other class, with equal probability. Shapes: [N] -> [N], bool [N].
     """
@@ -50,7 +50,7 @@ def add_label_noise(labels: Tensor, share: float, classes: int, seed: int) -> tu
 
 
 def mean_and_std(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Per channel, on the scale 0 to 1; from counts of byte values, so exact for any number.
+    """Mean and deviation per channel, on the scale 0 to 1; exact, from counts of byte values.
 
     Shapes: uint8 [N, C, H, W] -> C values each.
     """
@@ -60,6 +60,6 @@ def mean_and_std(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
         share = torch.bincount(channel.flatten().int(), minlength=256).double() / channel.numel()
         mean = float(share @ values)
         means.append(mean)
-        # A channel that never changes carries nothing; one grey level keeps the division finite.
+        # For a constant channel, a deviation of one grey level avoids division by zero.
         stds.append(max(float(share @ (values - mean) ** 2) ** 0.5, 1 / 255))
     return tuple(means), tuple(stds)

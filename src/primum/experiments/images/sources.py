@@ -1,4 +1,4 @@
-"""What to load, and what is known of each source."""
+"""Settings of what to load, and the known sources."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from primum.experiments.errors import UserError
 
 
 class DataError(UserError):
-    """Data that cannot be used: what is wrong, where, and what to do about it."""
+    """Data that cannot be used. The message has the problem, its location and a way to fix it."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where a data set is on the Hugging Face hub, and what to expect of it.
+    """A data set: description, name on the Hugging Face hub, and expected properties.
 
-    A lazy source stays encoded; its images, of many sizes, are decoded batch by batch.
+    Images of a lazy source, of many sizes, stay encoded and are decoded batch by batch.
     """
 
     description: str
@@ -45,27 +45,27 @@ SOURCES: dict[str, Source] = {
         lazy=True,
     ),
     "digits": Source("1,797 handwritten digits of 8 x 8 pixels with noise, as RGB", None, 10),
-    "noisy-digits": Source("the same digits as in the demo: one channel, floats", None, 10),
-    "generated": Source("noisy patterns of 10 classes, made on the spot", None, None),
+    "noisy-digits": Source("the demo's digits: one channel, floats", None, 10),
+    "generated": Source("generated noisy patterns of 10 classes", None, None),
 }
 
 
 @dataclass(frozen=True)
 class DataSettings:
-    """What to load; plain values, so that a run's settings can be written down and compared.
+    """What to load, as plain values, so that settings can be stored and compared.
 
     Args:
         name: a key of `SOURCES`, or `owner/name` of another image data set on the hub.
-        data_dir: a folder with Parquet files as on the hub, or one that holds a folder called
-            `name` with them; None fetches from the hub.
-        cache_dir: where decoded images are kept between runs; None keeps them in memory only.
-            For lazy sources, where Hugging Face `datasets` keeps its own files.
-        label_column: the column of class numbers, if not the usual one (`coarse_label`, say).
+        data_dir: a folder with Parquet files as on the hub, or one with a subfolder `name` that
+            has them; None downloads from the hub.
+        cache_dir: folder for decoded images; None keeps them in memory only. For lazy sources,
+            the cache folder of Hugging Face `datasets`.
+        label_column: the column of class indices, if not the usual one (such as `coarse_label`).
         train_size: number of training images; None is all (512 for digits and generated).
         test_size: number of test images; None is all (256 for generated).
         balanced: choose these evenly from all classes, instead of the first ones.
         label_noise: share of training labels replaced by another class, drawn uniformly.
-        noise_seed: which labels are replaced, and by what.
+        noise_seed: seed of the replaced labels.
         image_size: side of generated images (default 32) or of crops of a lazy source (224).
         classes: number of classes of generated images (default 10).
     """
@@ -86,7 +86,7 @@ class DataSettings:
         if self.name not in SOURCES and "/" not in self.name:
             raise DataError(
                 f"unknown data {self.name!r}; choose from {', '.join(SOURCES)}, "
-                "or give owner/name of a data set on the Hugging Face hub"
+                "or pass owner/name of a data set on the Hugging Face hub"
             )
         for what in ("train_size", "test_size", "image_size"):
             value = getattr(self, what)
@@ -106,12 +106,12 @@ class DataSettings:
 
     @property
     def known_shape(self) -> tuple[int, int] | None:
-        """Classes and side of the images, where they are known before anything is loaded."""
+        """Number of classes and image side, if known without loading."""
         if self.name == "generated":
             return self.classes or 10, self.image_size or 32
         return (10, 8) if self.name in ("digits", "noisy-digits") else None
 
     @property
     def source(self) -> Source:
-        """What is known of the source; little, for one that is only known by its hub name."""
+        """The known source, or one with only a hub name."""
         return SOURCES.get(self.name) or Source("on the hub", self.name, None)

@@ -1,6 +1,6 @@
 """Models that end in one linear layer, the head: image classifiers and language models.
 
-digits.py     the demo's two, for one-channel images of 8 x 8 pixels
+digits.py     the demo's two models, for one-channel images of 8 x 8 pixels
 small.py      a group-norm CNN for studies on a CPU
 whitened.py   a compact CNN for speedruns on CIFAR-10
 resnet.py     ResNet-20 and ResNet-44 for CIFAR, ResNet-50

@@ -13,9 +13,9 @@ class ConvNeXt(nn.Module):
         classes: number of logits.
         depths: blocks per stage.
         widths: channels per stage.
-        drop_path: chance of leaving out the last block for a sample; it rises linearly from 0
+        drop_path: probability of skipping the last block for a sample; it rises linearly from 0
             at the first block (stochastic depth). 0.1 in the article's recipe.
-        layer_scale: first value of the factor on each channel of a block's output.
+        layer_scale: initial value of the factor on each channel of a block's output.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class ChannelNorm(nn.LayerNorm):
 
 
 class DropPath(nn.Module):
-    """In training, zero for some samples and more for the others, the same on average."""
+    """Stochastic depth: zero for random samples in training; the others are scaled up."""
 
     def __init__(self, rate: float) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A small GPT: tokens and places embedded, pre-norm blocks with causal attention, a linear head."""
+"""A small GPT: token and position embeddings, pre-norm blocks, causal attention, linear head."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-FIRST = 0.02  # deviation of the first parameters, as in GPT-2
+FIRST = 0.02  # standard deviation of the initialisation, as in GPT-2
 
 
 class GPT(nn.Module):
-    """A decoder of GPT-2's shape.
+    """A decoder with the architecture of GPT-2.
 
     Args:
-        vocabulary: Number of different tokens.
-        length: Most tokens of a sequence.
-        width: Size of a token's vector.
+        vocabulary: Size of the vocabulary.
+        length: Maximum sequence length.
+        width: Embedding size.
         depth: Number of blocks.
         heads: Attention heads; must divide `width`.
         dropout: After the embedding, attention and MLP.
-        tied: Whether the head's weight is that of the token embedding.
+        tied: Whether the head shares the weight of the token embedding.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class GPT(nn.Module):
             if isinstance(module, nn.Linear) and module.bias is not None:
                 nn.init.zeros_(module.bias)
         for name, parameter in self.named_parameters():
-            if name.endswith("project.weight"):  # these add up over the blocks
+            if name.endswith("project.weight"):  # outputs of residual branches
                 nn.init.normal_(parameter, std=FIRST / (2 * depth) ** 0.5)
         if tied:
             self.head.weight = self.token.weight

@@ -16,17 +16,14 @@ from primum.experiments.models.registry import ModelError, call_factory, find_fa
 
 @dataclass(frozen=True)
 class LanguageModel:
-    """One line for a list, and how to build it from the vocabulary and a sequence's length."""
+    """Description of a model, and how to build it from vocabulary size and sequence length."""
 
     description: str
     build: Callable[[int, int], nn.Module]
 
 
 class TransformersGPT2(nn.Module):
-    """Transformers' GPT-2 from a configuration, as a function from tokens to logits.
-
-    Its head is tied to the token embedding.
-    """
+    """Transformers' GPT-2 with a tied head, from a configuration; maps tokens to logits."""
 
     def __init__(
         self, vocabulary: int, length: int, *, width: int, depth: int, heads: int, dropout: float
@@ -35,7 +32,7 @@ class TransformersGPT2(nn.Module):
         try:
             from transformers import GPT2Config, GPT2LMHeadModel
         except ImportError as error:
-            raise ModelError(f"gpt2-nano needs transformers ({error}); install it") from error
+            raise ModelError(f"gpt2-nano needs transformers: {error}; install it") from error
         config = GPT2Config(
             vocab_size=vocabulary,
             n_positions=length,
@@ -91,11 +88,11 @@ def build_language_model(
     """A model by name, or `package.module:factory`, called as `factory(vocabulary=, length=)`.
 
     Args:
-        name: A key of `LANGUAGE_MODELS`, or an import path; modules of the working directory are
-            found.
-        vocabulary: Number of different tokens.
-        length: Tokens of a sequence.
-        seed: The same seed gives the same first parameters; None draws from the global generator.
+        name: A key of `LANGUAGE_MODELS`, or an import path, also of modules in the working
+            directory.
+        vocabulary: Size of the vocabulary.
+        length: Tokens per sequence.
+        seed: Seed of the initialisation; None draws from the global generator.
     """
     build = find_language_model(name)
     with nullcontext() if seed is None else torch.random.fork_rng(devices=[]):
@@ -114,6 +111,6 @@ def find_language_model(name: str) -> Callable[[int, int], nn.Module]:
     if name not in LANGUAGE_MODELS:
         raise ModelError(
             f"unknown language model {name!r}; choose from {', '.join(LANGUAGE_MODELS)}, "
-            "or give your own as package.module:factory"
+            "or pass your own as package.module:factory"
         )
     return LANGUAGE_MODELS[name].build

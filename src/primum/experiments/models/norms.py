@@ -1,8 +1,8 @@
 """The choice of normalisation in convolutional models.
 
-Group norm treats each sample by itself. Batch norm ties a sample's logits, and so its gradient, to
-the other samples of the batch: `torch.func.vmap` refuses it in training mode, and the Gram matrix
-of a batch is then an approximation (paper, Sec. 5.2).
+Group norm processes each sample separately. Batch norm makes a sample's logits, and so its
+gradient, depend on the other samples of the batch: `torch.func.vmap` does not support it in
+training mode, and the Gram matrix is then an approximation (paper, Sec. 5.2).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def norm_layer(norm: Norm, groups: int) -> Callable[[int], nn.Module]:
 
 
 def init_convolutions(model: nn.Module) -> None:
-    """He's normal initialisation, which keeps the variance of gradients through ReLU layers."""
+    """He's normal initialisation, which preserves the variance of gradients through ReLU layers."""
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")

@@ -26,14 +26,14 @@ from primum.experiments.models.whitened import SMALLEST, WhitenedCNN
 
 
 class ModelError(UserError):
-    """A model that cannot be built, with what to do about it."""
+    """A model that cannot be built. The message has a way to fix it."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """One line for a list, the norms to choose from (the default first), and how to build it.
+    """Description of a model, the norms to choose from (the default first), and how to build it.
 
-    `build` takes the number of classes, the side of the images and the norm.
+    `build` takes the number of classes, the image side and the norm.
     """
 
     description: str
@@ -47,7 +47,7 @@ def _resnet50(classes: int, image_size: int, norm: Norm) -> nn.Module:
 
 
 def _convnext(classes: int, image_size: int, norm: Norm) -> nn.Module:
-    if image_size < 32:  # its strides leave no pixel of less
+    if image_size < 32:  # its strides would leave no pixel
         raise ValueError(f"image_size must be >= 32, got {image_size}")
     return ConvNeXt(classes)
 
@@ -141,11 +141,11 @@ def build_model(
     """A model by name, or `package.module:factory`, called as `factory(classes=, image_size=)`.
 
     Args:
-        name: a key of `MODELS`, or an import path; modules of the working directory are found.
+        name: a key of `MODELS`, or an import path, also of modules in the working directory.
         classes: number of logits.
         image_size: side of the images.
-        norm: `"group"` or `"batch"`, for models that have the choice; None is the model's own.
-        seed: the same seed gives the same first parameters; None draws from the global generator.
+        norm: `"group"` or `"batch"`, for models that have both; None is the model's default.
+        seed: seed of the initialisation; None draws from the global generator.
     """
     for what, value in (("classes", classes), ("image_size", image_size)):
         if value < 1:
@@ -161,7 +161,7 @@ def find_model(name: str, norm: Norm | None = None) -> Callable[[int, int], nn.M
     if ":" not in name:
         return _by_name(name, norm)
     if norm is not None:
-        raise ModelError(f"norm={norm!r} works with models by name only; leave it out for {name}")
+        raise ModelError(f"norm={norm!r} only works with built-in models; leave it out for {name}")
     factory = find_factory(name)
     return lambda classes, image_size: call_factory(
         factory, name, {"classes": classes, "image_size": image_size}
@@ -172,11 +172,11 @@ def _by_name(name: str, norm: Norm | None) -> Callable[[int, int], nn.Module]:
     if name not in MODELS:
         raise ModelError(
             f"unknown model {name!r}; choose from {', '.join(MODELS)}, "
-            "or give your own as package.module:factory"
+            "or pass your own as package.module:factory"
         )
     model = MODELS[name]
     if norm is not None and norm not in model.norms:
-        have = " or ".join(model.norms) or "no --norm at all"
+        have = " or ".join(model.norms) or "it without --norm"
         raise ModelError(f"{name} has no {norm!r} norm; use {have}")
     chosen = norm or (model.norms[0] if model.norms else "group")
 
@@ -190,12 +190,12 @@ def _by_name(name: str, norm: Norm | None) -> Callable[[int, int], nn.Module]:
 
 
 def call_factory(factory: Callable[..., object], path: str, sizes: Mapping[str, int]) -> nn.Module:
-    """The model of a user's own factory, called with the sizes as keywords."""
+    """Call a user's factory with the sizes as keyword arguments; returns the model."""
     try:
         inspect.signature(factory).bind(**sizes)
     except TypeError as error:
         names = " and ".join(sizes)
-        raise ModelError(f"{path} must take the keywords {names}: {error}") from error
+        raise ModelError(f"{path} must accept the keywords {names}: {error}") from error
     try:
         model = factory(**sizes)
     except Exception as error:  # of any kind: it is the user's code
@@ -212,14 +212,14 @@ def find_factory(path: str) -> Callable[..., object]:
     if not module_name or not attribute:
         raise ModelError(f"an import path has the form package.module:factory, got {path!r}")
     here = str(Path.cwd())
-    sys.path.insert(0, here)  # an installed command does not look in the working directory
+    sys.path.insert(0, here)  # not on the path of an installed command
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
-        raise ModelError(f"cannot import {module_name!r} of {path!r}: {error}") from error
+        raise ModelError(f"cannot import {module_name!r} for {path!r}: {error}") from error
     except Exception as error:  # of any kind: it is the user's code
         raise ModelError(
-            f"cannot import {module_name!r} of {path!r}: {_in_one_line(error)}"
+            f"cannot import {module_name!r} for {path!r}: {_in_one_line(error)}"
         ) from error
     finally:
         sys.path.remove(here)
@@ -233,7 +233,7 @@ def find_factory(path: str) -> Callable[..., object]:
 
 
 def _in_one_line(error: Exception) -> str:
-    """Kind, message and location; the location is the deepest one outside of packages."""
+    """Type, message and location of an error; the location is the deepest one in user code."""
     said = f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
     if isinstance(error, SyntaxError):
         return said  # which contains the location

@@ -1,7 +1,7 @@
 """Residual networks (He et al., 2016): ResNet-20 and ResNet-44 for CIFAR, ResNet-50.
 
 The paper replaces batch norm by group norm with 8 groups in the CIFAR models (paper, App. E). It
-does not say how many groups its ResNet-50 has; 32 is the number of the group-norm article.
+does not give the number of groups in its ResNet-50; 32 is that of the group-norm article.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class CifarResNet(nn.Module):
 
 
 class MeanPool(nn.Module):
-    """Mean over the pixels, as a layer."""
+    """Mean over the pixels."""
 
     def forward(self, features: Tensor) -> Tensor:
         """[B, C, H, W] -> [B, C]."""
@@ -71,7 +71,7 @@ class MeanPool(nn.Module):
 
 
 def as_chain(net: CifarResNet) -> nn.Sequential:
-    """The same network as a chain: stem, blocks, and pooling with the head as the last block."""
+    """The network as a chain: stem, blocks, and pooling with the head as the last block."""
     return nn.Sequential(net.stem, *net.stages, nn.Sequential(MeanPool(), net.head))
 
 
@@ -147,5 +147,5 @@ class PadChannels(nn.Module):
 
 
 def _conv(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:
-    """A convolution that keeps the side but for its stride; the norm after it has the bias."""
+    """A convolution with same padding and no bias, which the norm after it has."""
     return nn.Conv2d(inputs, outputs, kernel, stride=stride, padding=kernel // 2, bias=False)

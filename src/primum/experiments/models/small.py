@@ -11,9 +11,9 @@ from primum.experiments.models.norms import Norm, init_convolutions, norm_layer
 class SmallCNN(nn.Module):
     """Three convolutions with max pooling between them, global average pooling, linear head.
 
-    Pooling comes before the norm, which then has a quarter of the work, and channels come
-    last in memory: together they make an epoch more than twice as fast on a CPU.
-    The head is 64 x 10 for ten classes, as that of ResNet-20 and ResNet-44.
+    Pooling comes before the norm, which then has a quarter of the work, and memory is channels
+    last: together they make an epoch more than twice as fast on a CPU.
+    The head is 64 x 10 for ten classes, as in ResNet-20 and ResNet-44.
     """
 
     def __init__(

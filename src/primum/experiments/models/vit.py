@@ -1,9 +1,9 @@
-"""Vision transformers for small images, as the implementation the paper builds on has them.
+"""Vision transformers for small images, as in the implementation that the paper builds on.
 
-Sizes and details are those of github.com/omihub777/ViT-CIFAR, which the paper names as its source
-(App. E): 8 x 8 patches whatever the image's size, a class token, an MLP as wide as the tokens, no
-dropout. Two details differ from other transformers and are kept: attention scores are divided by
-the root of the width and not of the width per head, and the MLP ends in a GELU.
+Sizes and details follow github.com/omihub777/ViT-CIFAR, which the paper cites (App. E): 8 x 8
+patches for any image size, a class token, an MLP as wide as the tokens, no dropout. Two details
+differ from other transformers and are kept: attention scores are divided by the square root of the
+width, not of the width per head, and the MLP ends in a GELU.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class ViTBlock(nn.Module):
         """Tokens [B, T, d] -> [B, T, d]."""
         split = self.query_key_value(self.attention_norm(tokens)).chunk(3, dim=-1)
         query, key, value = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in split)
-        # Written out: the fused function has no vmap rule on the CPU and is no faster here.
+        # Not the fused function, which has no vmap rule on the CPU and is no faster here.
         mixed = (self.scale * query @ key.transpose(-2, -1)).softmax(dim=-1) @ value
         tokens = tokens + self.dropout(self.project(mixed.transpose(1, 2).flatten(2)))
         result: Tensor = tokens + self.mlp(tokens)

@@ -7,18 +7,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 PATCH = 2  # side of the patches that the first layer whitens
-LEAST_VARIANCE = 5e-4  # added to the patches' variances, so that noise is not blown up
-SMALLEST = 16  # side of an image; three poolings leave no pixel of less
+LEAST_VARIANCE = 5e-4  # added to the patches' variances, so that noise is not amplified
+SMALLEST = 16  # side of an image; three poolings would leave no pixel of a smaller one
 
 
 class WhitenedCNN(nn.Module):
     """A frozen whitening convolution, three groups of two convolutions, a scaled linear head.
 
-    In the spirit of the airbench recipes (Jordan, 2024): convolutions start as the identity on
-    their first channels, BatchNorm has biases but no scales, and logits are scaled down after the
-    head, which stays a plain `nn.Linear`. `whiten` has to be called before training. Nothing before
-    the first group is trained, so its largest feature map needs no gradient; with channels last in
-    memory and bf16, one core sees about 1,300 images per second in training.
+    Follows airbench (Jordan, 2024): convolutions start as the identity on their first channels,
+    BatchNorm has biases but no scales, and logits are scaled down after the head, which is a plain
+    `nn.Linear`. Call `whiten` before training. Nothing before the first group is trained, so the
+    largest feature map needs no gradient; in channels-last memory and bf16, one core trains on
+    about 1,300 images per second.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class WhitenedCNN(nn.Module):
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     def whiten(self, images: Tensor) -> None:
-        """Set the first layer to the whitening filters of the images' patches, and their negatives.
+        """Set the first layer to the whitening filters of the images' patches and their negatives.
 
         Shapes: normalised images [N, 3, H, W].
         """
@@ -53,9 +53,9 @@ class WhitenedCNN(nn.Module):
 
 
 def whitening_filters(images: Tensor) -> Tensor:
-    """Eigenvectors of the patches' covariance over their deviations, and the negatives of both.
+    """Eigenvectors of the patches' covariance, divided by their deviations, and their negatives.
 
-    Convolved with the images they give channels of about unit variance without correlation.
+    Convolved with the images they give uncorrelated channels of about unit variance.
     Shapes: [N, 3, H, W] -> [24, 3, 2, 2].
     """
     patches = images.unfold(2, PATCH, 1).unfold(3, PATCH, 1)  # a view: [N, 3, H', W', 2, 2]
