@@ -15,7 +15,7 @@ class Exact:
     """Effect of a step's extra weights by the exact Gram operator, per unit learning rate.
 
     Attributes:
-        drift: Change of each sample's loss under the plain step. [B].
+        drift: Change of `loss_i / B` under the plain step, per unit lr. [B].
         drift_after: The same with the extra weights. [B].
         excess: By how much the change of the step exceeds the radius of the trust region, as a
             fraction of it; 0 inside.
@@ -47,7 +47,7 @@ class StepReport:
 
     Attributes:
         solution: The solution of the step's problem.
-        drift: Change of each sample's loss under the plain step; positive means harmed. [B].
+        drift: Change of `loss_i / B` under the plain step, per unit lr; positive means harmed. [B].
         fallbacks: Number of backward passes so far that fell back to plain gradients.
         discarded: Number of backward passes so far that were reweighted, but whose gradients no
             optimizer step used.
