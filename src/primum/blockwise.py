@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from primum.fallback import Plain
 from primum.gram import Gain, Gram, MatrixFree, choose
-from primum.monitor import Plain
 from primum.pipeline import Captured, approximates, maximises, predict_total, trained_parts
 from primum.problem import Solution
 from primum.recipe import Recipe, approximated

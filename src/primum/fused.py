@@ -17,9 +17,8 @@ from primum.blockwise import weigh_streamed
 from primum.capture import nodes_behind
 from primum.choices import Options
 from primum.compat import eager, executes_in_graph, parameter
-from primum.fallback import guarded
+from primum.fallback import check_several, guarded
 from primum.fused_op import TokenLosses, is_fused, register
-from primum.monitor import Plain
 from primum.pipeline import Captured
 from primum.ranks import Ranks
 from primum.streamed import Gradients, Streamed, default_width, visit
@@ -183,11 +182,7 @@ class Fused(WeighingAtOutput):
         self._begin(head)
         sequences = self._per.now == "sample" and like.dim() > 2
         positions = like.shape[1:-1].numel() if sequences else 1
-        if len(source.features) // positions < 2:
-            raise Plain(
-                "a batch of one sample has nothing to trade off and keeps its plain gradient",
-                counted=False,
-            )
+        check_several(len(source.features) // positions)
         unscale = self._rescale.unscale(like)
         nothing = source.features.new_empty((), dtype=source.wide)
         captured = Captured(

@@ -35,14 +35,6 @@ BYPASS = (
 )
 
 
-class Plain(RuntimeError):
-    """Why a step is left plain although nothing broke. Counted as a fallback, if `counted`."""
-
-    def __init__(self, reason: str, *, counted: bool = True) -> None:
-        super().__init__(reason)
-        self.counted = counted
-
-
 class Monitor:
     """Compares the steps of optimizers with the backward passes through the head.
 

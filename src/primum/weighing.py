@@ -14,7 +14,8 @@ from primum.capture import Pass, reweight, rows_of, samples
 from primum.choices import Options
 from primum.compat import backward_id, no_autocast, parameter
 from primum.distributed import weigh_together
-from primum.monitor import Monitor, Plain
+from primum.fallback import Plain, check_several
+from primum.monitor import Monitor
 from primum.pipeline import Captured, weigh
 from primum.positions import Features
 from primum.problem import Evidence, Solution
@@ -215,14 +216,12 @@ class Weighing:
             given = ranks, meeting, captured, self._recipe, self._owners
             holders = None if self._shards is None else self._shards.holders
             way = way_for(self._scope.name, holders, *given, warn=self._monitor.warn)
-        if way is None and len(captured.features) < 2:
-            raise Plain(
-                "a batch of one sample has nothing to trade off and keeps its plain gradient",
-                counted=False,
-            )
+        if way is None:
+            check_several(len(captured.features))
         if self._shards is None and way is None:
             ranks = None
             drift, solution = weigh(head, self._owners, captured, self._recipe)
+            weighted = self._weighted(gradients, solution.extra_weights)
         else:
             try:
                 whole = head if self._shards is None else self._shards
@@ -236,8 +235,6 @@ class Weighing:
                     for each in gradients:
                         self._rescale.miss(each, self._mean(ranks))
                 raise
-        if self._shards is None and ranks is None:
-            weighted = self._weighted(gradients, solution.extra_weights)
         if expects:
             mean = self._mean(ranks)
             for each, inputs in zip(weighted, features, strict=True):

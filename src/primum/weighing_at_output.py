@@ -14,8 +14,7 @@ from torch.autograd.graph import GradientEdge
 from primum.capture import Listener, Pass
 from primum.choices import Options
 from primum.compat import executes, parameter
-from primum.fallback import guarded
-from primum.monitor import Plain
+from primum.fallback import Plain, guarded
 from primum.outlet import Outlet, check_rows, weigh_rows
 from primum.output_check import OutputCheck
 from primum.positions import seen_in
