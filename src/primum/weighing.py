@@ -159,7 +159,10 @@ class Weighing:
             raise Plain("the head's weight is now computed from other parameters; call .remove()")
         if not weight.requires_grad:
             raise Plain("the head is now frozen; unfreeze it or call .remove()")
-        lost = why_lost(self._model(), weight, self._owners["weight"], self._shards)
+        if self._shards is not None:
+            lost = self._shards.trouble()
+        else:
+            lost = why_lost(self._model(), weight, self._owners["weight"])
         if lost:
             raise Plain(lost)
         if self._monitor.overtaken():
