@@ -20,6 +20,7 @@ from primum.compat import eager, executes_in_graph, parameter
 from primum.fallback import check_several, guarded
 from primum.fused_op import TokenLosses, is_fused, register
 from primum.pipeline import Captured
+from primum.positions import Call
 from primum.ranks import Ranks
 from primum.streamed import Gradients, Streamed, default_width, visit
 from primum.weighing_at_output import WeighingAtOutput
@@ -168,7 +169,8 @@ class Fused(WeighingAtOutput):
         everything = slice(0, len(source.weight))
         found = source.gradient(everything).to(source.low)
         features = source.features.view(*like.shape[:-1], source.features.shape[1])
-        weighted = self._weigh([found.view(like.shape)], [lambda: features], training, ranks)
+        call = Call(lambda: features, training)
+        weighted = self._weigh([found.view(like.shape)], [call], ranks)
         made = Gradients.like(source, needed)
         made.take(source, everything, found if weighted is None else weighted[0].view_as(found))
         return made

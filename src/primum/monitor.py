@@ -82,7 +82,6 @@ class Monitor:
         self._spent = self._timed_from = self._timed_to = 0.0
         self.bypass = BYPASS
         self._used: tuple[weakref.ref[Tensor], int] | None = None
-        self._returned = False
         self._steps_seen = Steps(self, model, head, name, optimizer)
 
     def remove(self) -> None:
@@ -195,17 +194,12 @@ class Monitor:
             self._notice_bypass()
         self.passes = 0
 
-    def replaced(self, weight: Tensor) -> bool:
+    def replaced(self, grad: Tensor | None, accumulator: Node | None) -> bool:
         """Whether `.grad` will be replaced: a step has used it, and autograd.grad is under way."""
-        grad, used = weight.grad, self._used
-        returned, self._returned = self._returned, False
-        if not returned or grad is None or used is None:
+        used = self._used
+        if grad is None or used is None or used[0]() is not grad or used[1] != version(grad):
             return False
-        return used[0]() is grad and used[1] == version(grad)
-
-    def expect_return(self, accumulator: Node | None) -> None:
-        """At an arrival: note whether torch.autograd.grad takes the gradient of the weight."""
-        self._returned = accumulator is not None and returns(accumulator)
+        return accumulator is not None and returns(accumulator)
 
     def _measure(self, head: nn.Linear) -> None:
         """Call `on_step`; the user's step is made, and an error there must not undo it."""

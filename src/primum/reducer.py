@@ -18,7 +18,7 @@ from primum.compat import eager, is_sharded, parameter
 from primum.explicit import check_count, check_tensor, weighted_mean
 from primum.fallback import guarded
 from primum.fused import Fused
-from primum.positions import Features
+from primum.positions import Call
 from primum.ranks import Ranks
 from primum.report import StepReport
 from primum.summary import summary_of
@@ -191,11 +191,7 @@ class Reducer(Fused):
             per = self._per.of_losses(losses, gradients[0])
             check_count(losses, gradients, per)
             self._check_losses(losses, list(passes.values()), per)
-            features = [each.features for each in passes]
-            training = all(each.training for each in passes)
-            weighted = self._weigh(
-                gradients, features, training, first.ranks, explicit=True, terms=per
-            )
+            weighted = self._weigh(gradients, list(passes), first.ranks, explicit=True, terms=per)
             extra_weights, report = None, self._last
             if weighted is not None and report is not None:
                 extra_weights = report.extra_weights[report.own]
@@ -251,22 +247,23 @@ class Reducer(Fused):
                 self._account(head, made, gradient)
             return None
         made.differentiated = gradient.requires_grad
-        self._monitor.expect_return(made.accumulator)
-        weighted = self._on_arrival(gradient, made.features, made.training, made.ranks)
+        weighted = self._on_arrival(gradient, made, made.ranks)
         made.release()
         return weighted
 
     @guarded
-    def on_compiled(self, gradient: Tensor, features: Features, training: bool) -> Tensor | None:
+    def on_compiled(
+        self, gradient: Tensor, features: Callable[[], Tensor], training: bool
+    ) -> Tensor | None:
         """The same in a compiled graph, which hands over the head's input itself."""
-        return self._on_arrival(gradient, features, training, self._ranks(eager=False))
+        return self._on_arrival(gradient, Call(features, training), self._ranks(eager=False))
 
     def _on_arrival(
-        self, gradient: Tensor, features: Features, training: bool, ranks: Ranks | None
+        self, gradient: Tensor, call: Pass | Call, ranks: Ranks | None
     ) -> Tensor | None:
         self._monitor.passes += 1
         if not self._active():
             self._rescale.miss(gradient)
             return None
-        weighted = self._weigh([gradient], [features], training, ranks)
+        weighted = self._weigh([gradient], [call], ranks)
         return None if weighted is None else weighted[0]

@@ -17,7 +17,7 @@ from primum.compat import executes, parameter
 from primum.fallback import Plain, guarded
 from primum.outlet import Outlet, check_rows, weigh_rows
 from primum.output_check import OutputCheck
-from primum.positions import seen_in
+from primum.positions import Call, seen_in
 from primum.ranks import Ranks
 from primum.weighing import Weighing
 
@@ -101,10 +101,8 @@ class WeighingAtOutput(Weighing):
         if not self._active() or any(made.differentiated for made in calls):
             self._rescale.miss(like)
             return None
-        self._monitor.expect_return(next((made.accumulator for made in calls), None))
-        trouble: Exception | None = None
         terms: str | None = None
-        carried = [like]
+        carried, seen = [like], list[Pass | Call](calls)
         try:
             if not calls:
                 raise Plain(
@@ -126,14 +124,15 @@ class WeighingAtOutput(Weighing):
                 terms = "sample" if whole else seen_in(gradient)
         except Warning:
             raise
-        except Exception as error:
-            trouble = error
-        weights = self._weights_of(list(calls), carried, ranks, trouble, terms)
+        except Exception as error:  # raised while weighing: other ranks wait for this one there
+            seen = [Call(partial(_raise, error), all(made.training for made in calls))]
+        weighted = self._weigh(carried[: len(seen)], seen, ranks, terms=terms)
         for made in calls:
             made.differentiated = gradient.requires_grad
             made.release()
-        if weights is None:
+        if weighted is None or self._last is None:
             return None
+        weights = self._last.extra_weights[self._last.own]
         with torch.set_grad_enabled(gradient.requires_grad):  # under `create_graph=True`
             return weigh_rows(gradient, weights, self._per.now)
 
@@ -156,23 +155,6 @@ class WeighingAtOutput(Weighing):
             if each.flatten(0, -2).any(-1).sum() > 1:  # SYNC: once
                 raise ValueError(self._mixed)
 
-    def _weights_of(
-        self,
-        calls: list[Pass],
-        carried: list[Tensor],
-        ranks: Ranks | None,
-        trouble: Exception | None,
-        terms: str | None,
-    ) -> Tensor | None:
-        """Extra weights of this rank's rows; None leaves them plain. Trouble is shared by ranks."""
 
-        def raises() -> Tensor:
-            assert trouble is not None
-            raise trouble
-
-        features = [made.features for made in calls] if trouble is None else [raises]
-        training = all(made.training for made in calls)
-        weighted = self._weigh(carried[: len(features)], features, training, ranks, terms=terms)
-        if weighted is None or self._last is None:
-            return None
-        return self._last.extra_weights[self._last.own]
+def _raise(error: Exception) -> Tensor:
+    raise error
