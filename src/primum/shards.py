@@ -39,8 +39,6 @@ class Rows:
 
     weight: Tensor
     bias: Tensor | None
-    in_features: int
-    out_features: int
 
 
 class Shards:
@@ -78,10 +76,6 @@ class Shards:
         self.rows = slice(first, first + counts[self.holders.rank])
         self._counts = counts
 
-    def holds(self, param: Tensor | None) -> bool:
-        """Whether this is a sharded parameter of the head, as the optimizer holds it."""
-        return any(param is own for own in self._params.values())
-
     def trouble(self) -> str:
         """Why the coming step cannot be predicted, the same on every rank; "" if it can."""
         for part, (record, group) in self._records.items():
@@ -117,8 +111,7 @@ class Shards:
     def head(self) -> Rows:
         """This rank's rows with their gradients, as the optimizer sees them."""
         local = {part: _local(param) for part, param in self._params.items()}
-        rows = self.rows.stop - self.rows.start
-        return Rows(local["weight"], local.get("bias"), self.inputs, rows)
+        return Rows(local["weight"], local.get("bias"))
 
     def kept(self) -> Tensor | None:
         """Whether gradients of earlier passes are still there; None if they are not."""
