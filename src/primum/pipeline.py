@@ -9,7 +9,7 @@ arguments over several ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
@@ -61,6 +61,11 @@ class Captured:
     @property
     def dtype(self) -> torch.dtype:
         return torch.float64 if self.gradients.dtype == torch.float64 else torch.float32
+
+    def inputs(self, trained: Container[str]) -> Tensor:
+        """The features in working precision, with a column of ones if the "bias" is trained."""
+        x = self.features.to(self.dtype)
+        return nn.functional.pad(x, (0, 1), value=1.0) if "bias" in trained else x.detach()
 
     def outputs(self, rows: slice | None = None) -> Tensor:
         """Gradients of some outputs, in working precision and unscaled."""
@@ -133,8 +138,7 @@ def arguments(
         recipe: Asked for `products` and `metric`.
     """
     owners = trained_parts(head, owners)
-    x = captured.features.to(captured.dtype)
-    x = nn.functional.pad(x, (0, 1), value=1.0) if "bias" in owners else x.detach()
+    x = captured.inputs(owners)
     if _in_blocks(x, captured, recipe, owners):
         return _arguments_in_blocks(head, owners, x, captured, recipe)
     g = captured.outputs()
