@@ -101,8 +101,7 @@ def gather_samples(ranks: Ranks, meeting: Meeting, captured: Captured) -> Captur
 
 def _accumulated(head: nn.Linear, trained: Mapping[str, Optimizer], captured: Captured) -> Tensor:
     """This rank's part of what has accumulated over all ranks. [d_out, d]."""
-    like = captured.gradients.new_empty(0, dtype=captured.dtype)
-    before = accumulated(head, trained, like, captured.before)
+    before = accumulated(head, trained, captured.dtype, captured.before)
     if before is None:
         size = head.out_features, head.in_features + ("bias" in trained)
         return captured.gradients.new_zeros(size, dtype=captured.dtype)

@@ -171,7 +171,7 @@ def predict_total(
     """The update, if `grad` is added to what has accumulated before, over all ranks."""
     before = captured.accumulated
     if before is None:
-        before = accumulated(head, owners, grad, captured.before, rows)
+        before = accumulated(head, owners, grad.dtype, captured.before, rows)
     elif isinstance(before, Tensor) and rows is not None:
         before = before.narrow(0, rows.start, rows.stop - rows.start)
     total = grad if before is None else grad + before

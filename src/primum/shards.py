@@ -155,11 +155,10 @@ class Shards:
 
         Reduced already it is the mean over ranks; otherwise it is reduced here, once more.
         """
-        like = captured.gradients.new_empty(0, dtype=captured.dtype)
-        total = accumulated(part.head, part.owners, like, captured.before)
+        total = accumulated(part.head, part.owners, captured.dtype, captured.before)
         if not waits:
             return total
-        held = self.unreduced()
+        held, like = self.unreduced(), captured.gradients.new_empty(0, dtype=captured.dtype)
         shapes = {"weight": (self.outputs, self.inputs), "bias": (self.outputs,)}
         own = [held[p] if p in held else like.new_zeros(shapes[p]) for p in part.owners]
         own = [each.detach().to(like.dtype) for each in own]

@@ -161,13 +161,13 @@ def _apply(rule: Rule, seen: Seen) -> Update:
 def accumulated(
     head: nn.Linear,
     owners: Mapping[str, Optimizer],
-    like: Tensor,
+    dtype: torch.dtype,
     scale: Tensor | None = None,
     rows: slice | None = None,
 ) -> Tensor | None:
-    """What is in `.grad` already, times `scale`, in the dtype of `like`; None if nothing is.
+    """What is in `.grad` already, times `scale`, in that type; None if nothing is.
 
-    Shapes: like and the result [d_out, d_in + 1], without the last column if there is no bias.
+    -> [d_out, d_in + 1], without the last column if there is no bias.
     """
     parts = [getattr(head, part).grad for part in owners]
     if all(part is None for part in parts):
@@ -176,7 +176,7 @@ def accumulated(
         torch.zeros_like(getattr(head, part)) if grad is None else grad
         for part, grad in zip(owners, parts, strict=True)
     ]
-    own = [_some(grad, rows).to(like.dtype) for grad in own]
+    own = [_some(grad, rows).to(dtype) for grad in own]
     total = columns(*own) if len(own) == 2 else own[0]
     return total if scale is None else total * scale
 
