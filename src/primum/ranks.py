@@ -149,10 +149,11 @@ class Ranks:
         self.rank = dist.get_rank(group)
         self.bytes = 0
         self.broken = False
-        on_host = "gloo" in dist.get_backend(group)
-        ranks = dist.get_process_group_ranks(dist.group.WORLD if group is None else group)
-        # Small numbers for the host travel from host to host: no device is waited for.
-        self._host = group if on_host else _host_group(ranks)
+        self._host: Any = group
+        if "gloo" not in dist.get_backend(group):
+            # Small numbers for the host travel from host to host: no device is waited for.
+            ranks = dist.get_process_group_ranks(dist.group.WORLD if group is None else group)
+            self._host = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
 
     def exchange(self, numbers: Sequence[int]) -> list[list[int]]:
         """Whole numbers of every rank, in the order of ranks."""
@@ -217,10 +218,10 @@ def chunks(rows: int, ranks: int) -> list[int]:
     return [max(0, min(most, rows - rank * most)) for rank in range(ranks)]
 
 
-def _host_group(ranks: list[int]) -> dist.ProcessGroup:
-    made: Any = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
-    group: dist.ProcessGroup = made
-    return group
+def rows_of_rank(counts: Sequence[int], rank: int) -> slice:
+    """Which rows a rank has, if all have as many as in `counts`, in the order of ranks."""
+    first = sum(counts[:rank])
+    return slice(first, first + counts[rank])
 
 
 @dataclass(frozen=True)
@@ -243,8 +244,7 @@ class Meeting:
 
     @property
     def own(self) -> slice:
-        first = sum(self.counts[: self.rank])
-        return slice(first, first + self.counts[self.rank])
+        return rows_of_rank(self.counts, self.rank)
 
     def of_tokens(self, calls: int) -> Meeting:
         """The same, if every position of each call of the head is a sample of its own."""

@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 from primum.gram import Dense, Gram, MatrixFree
 from primum.pipeline import Captured, maximises
 from primum.problem import Solution
-from primum.ranks import Ranks, chunks
+from primum.ranks import Ranks, chunks, rows_of_rank
 from primum.recipe import Recipe
 from primum.update import Update, predict_head
 
@@ -65,9 +65,7 @@ class Part:
 
     @property
     def rows(self) -> slice:
-        counts, rank = self.counts, self.ranks.rank
-        first = sum(counts[:rank])
-        return slice(first, first + counts[rank])
+        return rows_of_rank(self.counts, self.ranks.rank)
 
     def update(self, grad: Tensor, captured: Captured) -> Update:
         """The predicted update of these rows. [rows, d]."""

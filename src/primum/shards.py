@@ -27,7 +27,7 @@ from primum.compat import (
     unreduced,
 )
 from primum.pipeline import Captured
-from primum.ranks import Ranks, chunks
+from primum.ranks import Ranks, chunks, rows_of_rank
 from primum.rows import Part
 from primum.rules import columns
 from primum.update import accumulated, sliceable
@@ -72,9 +72,7 @@ class Shards:
             raise ValueError(
                 f"{name}.weight must be split into equal chunks of rows, as fully_shard does"
             )
-        first = sum(counts[: self.holders.rank])
-        self.rows = slice(first, first + counts[self.holders.rank])
-        self._counts = counts
+        self.rows, self._counts = rows_of_rank(counts, self.holders.rank), counts
 
     def trouble(self) -> str:
         """Why the coming step cannot be predicted, the same on every rank; "" if it can."""
