@@ -12,6 +12,7 @@ from torch.autograd.graph import Node
 
 from primum.capture import UNRECORDED
 from primum.compat import no_autocast
+from primum.rules import wide
 from primum.streamed import Gradients, Streamed, visit
 
 Settings = tuple[int, float, int, torch.dtype]  # ignore_index, smoothing, width, type of products
@@ -123,9 +124,8 @@ token_gradients = torch.library.custom_op(
 
 @token_losses.register_fake
 def _(features: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
-    wide = torch.float64 if others[-1] == torch.float64 else torch.float32
-    tokens = features.shape[0]
-    return features.new_empty(tokens, dtype=wide), features.new_empty(tokens, dtype=wide)
+    tokens, dtype = features.shape[0], wide(others[-1])
+    return features.new_empty(tokens, dtype=dtype), features.new_empty(tokens, dtype=dtype)
 
 
 @token_gradients.register_fake

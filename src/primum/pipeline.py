@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from primum.gram import Dense, Gram, MatrixFree, choose, operations, output_blocks, per_sample
 from primum.problem import Solution
 from primum.recipe import Recipe, approximated
-from primum.rules import Scalar
+from primum.rules import Scalar, wide
 from primum.sketch import Tokens, exact_product, sketch, slices, worthwhile
 from primum.update import Update, accumulated, group_of, predict_head, sliceable, uniform
 
@@ -60,7 +60,7 @@ class Captured:
 
     @property
     def dtype(self) -> torch.dtype:
-        return torch.float64 if self.gradients.dtype == torch.float64 else torch.float32
+        return wide(self.gradients.dtype)
 
     def inputs(self, trained: Container[str]) -> Tensor:
         """The features in working precision, with a column of ones if the "bias" is trained."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from primum.rules import on_host
+from primum.rules import on_host, wide
 
 FEW = 1 << 17  # Entries of a block that are never too many: half a mebibyte in float32.
 
@@ -52,7 +52,7 @@ class Streamed:
     @property
     def wide(self) -> torch.dtype:
         """The type of sums, losses and weights."""
-        return torch.float64 if self.low == torch.float64 else torch.float32
+        return wide(self.low)
 
     @property
     def counted(self) -> Tensor:
