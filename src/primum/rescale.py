@@ -150,9 +150,8 @@ class Rescale:
     @torch.no_grad()
     def note(self, grad: Tensor) -> None:
         """Note the whole gradient of a shared weight, as backward has left it. [d_out, d]."""
-        undo = self.unscale(grad)
-        vector = (grad @ self._direction(grad)).to(wide(grad.dtype))
-        self._expected = vector if undo is None else vector * undo
+        self.forget()  # this has all of it
+        self.expect_gradient(grad, None, self.unscale(grad))
 
     @torch.no_grad()
     def after_step(
