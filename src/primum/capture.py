@@ -287,8 +287,7 @@ class Listener:
 
     def arrived(self, gradient: Tensor, features: Tensor, training: bool) -> Tensor | None:
         """The gradient to hand on in a compiled graph; None for the one that arrived."""
-        head = self._head()
-        weight = None if head is None else parameter(head, "weight")
+        weight = parameter(self._head(), "weight")
         if self.owner is None or weight is None or not weight.requires_grad:
             return None
         if not is_sharded(weight) and not executes_in_graph(weight):

@@ -145,8 +145,7 @@ class Fused(WeighingAtOutput):
     def _on_fused(
         self, source: Streamed, like: Tensor, training: bool, together: bool, needed: Needed
     ) -> Gradients | None:
-        head = self._head()
-        weight = None if head is None else parameter(head, "weight")
+        weight = parameter(self._head(), "weight")
         if weight is None or not weight.requires_grad or not executes_in_graph(weight):
             return None  # a gradient for another purpose
         self._monitor.passes += 1

@@ -182,7 +182,7 @@ class Monitor:
         self.steps += 1
         self.found_inf = found_inf
         head = self._head()
-        weight = None if head is None else parameter(head, "weight")
+        weight = parameter(head, "weight")
         if head is not None and weight is not None:
             self._measure(head)
             grad = weight.grad

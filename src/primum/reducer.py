@@ -176,8 +176,7 @@ class Reducer(Fused):
         self._refuse_fused(losses)
         if not passes:
             listener = self._listener() if self._listener else None
-            head = self._head()
-            weight = None if head is None else parameter(head, "weight")
+            weight = parameter(self._head(), "weight")
             frozen = weight is not None and not weight.requires_grad  # it trains something else
             if frozen or (listener is not None and listener.compiled):
                 return mean
@@ -233,7 +232,7 @@ class Reducer(Fused):
     def _on_gradient(self, made: Pass, gradient: Tensor) -> Tensor | None:
         """The gradient arrived: hand on the weighted one. None leaves it as it is."""
         head = self._head()
-        weight = None if head is None else parameter(head, "weight")
+        weight = parameter(head, "weight")
         replaced = weight is not made.weight and not is_sharded(weight)  # fully_shard does that
         if head is None or replaced or not made.trains_head():
             return None  # a gradient for another purpose, or of other weights

@@ -70,8 +70,8 @@ class WeighingAtOutput(Weighing):
 
     def on_output(self, gradient: Tensor, output: int, ranks: Ranks | None) -> Tensor | None:
         """The gradient arrived at the output: hand on the weighted one. None leaves it as it is."""
-        head, outlet = self._head(), None if self._outlet is None else self._outlet()
-        weight = None if head is None else parameter(head, "weight")
+        outlet = None if self._outlet is None else self._outlet()
+        weight = parameter(self._head(), "weight")
         if outlet is None or weight is None or not weight.requires_grad:
             return None
         # For bookkeeping: of the size that a gradient at the layer's output has, without memory.
