@@ -21,7 +21,7 @@ from primum.compat import parameter, returns, runs_hooks, version
 from primum.effect import Effect
 from primum.rules import on_host, read
 from primum.steps import Steps
-from primum.warn import Count, warn
+from primum.warn import Count, Once
 
 PATIENCE = 2  # Once may be a restored checkpoint, or a step that only makes the optimizer's state.
 CHUNKS = 4  # Calls of the head in a pass that are taken for a loss computed in chunks.
@@ -72,7 +72,7 @@ class Monitor:
         self.counts = runs_hooks(optimizer)
         self._name, self._head = name, weakref.ref(head)
         self._on_step, self._weight = on_step, weight
-        self._warned: set[str] = set()
+        self.warn = Once()
         self.reasons: Counter[str] = Counter()
         self._seen_version, self._seen_steps, self._foreign_moves = self._version(), 0, 0
         self._pending: Tensor | int = 0  # weighed passes that no step has used yet
@@ -86,12 +86,6 @@ class Monitor:
 
     def remove(self) -> None:
         self._steps_seen.remove()
-
-    def warn(self, kind: str, message: str, category: type[Warning] = RuntimeWarning) -> None:
-        """Warn, the first time for each kind."""
-        if kind not in self._warned:
-            self._warned.add(kind)
-            warn(message, category)
 
     def fall_back(self, kind: str, reason: str) -> None:
         """Count a pass that stays plain for a reason that the host knows."""
