@@ -77,13 +77,13 @@ class Fused(WeighingAtOutput):
         if self._outlet is not None:
             raise ValueError(
                 "linear_cross_entropy needs a plain, trained nn.Linear as head, and "
-                f"{self.output_name!r} is not one ({self._name!r} is measured instead); call the "
-                "head and compute the loss from its output"
+                f"{self.output_name!r} is not one ({self.head_name!r} is measured instead); call "
+                "the head and compute the loss from its output"
             )
         if self._shards is not None:
             raise ValueError(
-                f"linear_cross_entropy does not support sharded heads such as {self._name!r}; call "
-                "the head and compute the loss from its output"
+                f"linear_cross_entropy does not support sharded heads such as {self.head_name!r}; "
+                "call the head and compute the loss from its output"
             )
         if reduction not in ("mean", "sum", "none"):
             raise ValueError(f'reduction must be "mean", "sum" or "none", got {reduction!r}')

@@ -43,7 +43,7 @@ class Reducer(Fused):
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
-        self.enabled, self.head_name = True, options.name
+        self.enabled = True
         # The head owns the listener, and that owns us: weak references upwards make no cycle.
         listener = Listener(options.head, self, carries=options.output is None)
         self._listener = weakref.ref(listener)

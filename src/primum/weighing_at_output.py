@@ -36,7 +36,7 @@ class WeighingAtOutput(Weighing):
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
-        self._name = options.name
+        self.head_name = options.name
         self.output_name = options.output_name or options.name
         self.marked = False  # whether the head has run in eager mode, for the `OutputCheck`
         self._checked = False
@@ -106,9 +106,9 @@ class WeighingAtOutput(Weighing):
         try:
             if not calls:
                 raise Plain(
-                    f"the measured layer {self._name!r} is not in the autograd graph of the output "
-                    f"of {self.output_name!r}. {UNSEEN}. If that output does not depend on it, "
-                    "pass head= a layer that it does depend on"
+                    f"the measured layer {self.head_name!r} is not in the autograd graph of the "
+                    f"output of {self.output_name!r}. {UNSEEN}. If that output does not depend "
+                    "on it, pass head= a layer that it does depend on"
                 )
             edges = list(calls.values())
             began = time.perf_counter()
@@ -139,7 +139,7 @@ class WeighingAtOutput(Weighing):
     @property
     def _mixed(self) -> str:
         return (
-            f"positions affect each other between the measured layer {self._name!r} and "
+            f"positions affect each other between the measured layer {self.head_name!r} and "
             f"{self.output_name!r} (attention, pooling), so tokens cannot be measured one by one; "
             'pass per="sample"'
         )
