@@ -96,7 +96,7 @@ def test_formulas_follow_the_librarys_own_traffic(load: Load) -> None:
     case = scale.Case(768, 1000, 8192, ranks=16)
     for way, tolerance in (("gather", 1e-3), ("rows", 1e-3), ("sum", 0.06)):
         assert scale.sent(way, case).wire == pytest.approx(
-            scale.library_traffic(way, case), rel=tolerance
+            scale.sizes_of(case).traffic()[way], rel=tolerance
         )
 
 
