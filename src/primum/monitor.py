@@ -182,7 +182,9 @@ class Monitor:
             grad = weight.grad
             self._used = None if grad is None else (weakref.ref(grad), version(grad))
         self._time()
-        self._notice_no_effect()
+        message = self.effect.after_step(self.reasons, reached=self.passes > 0)
+        if message:
+            self.warn("effect", message, UserWarning)
         self.reached = self.reached or self.passes > 0
         if not self.reached and weight is not None and weight.grad is not None:
             self._notice_bypass()
@@ -228,11 +230,6 @@ class Monitor:
                     "reduces it",
                     UserWarning,
                 )
-
-    def _notice_no_effect(self) -> None:
-        message = self.effect.after_step(self.reasons, reached=self.passes > 0)
-        if message:
-            self.warn("effect", message, UserWarning)
 
     def _notice_bypass(self) -> None:
         self._bypassed += 1
