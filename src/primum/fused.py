@@ -15,10 +15,9 @@ from torch import Tensor, nn
 
 from primum.blockwise import weigh_streamed
 from primum.capture import nodes_behind
-from primum.choices import Options
 from primum.compat import eager, executes_in_graph, parameter
 from primum.fallback import check_several, guarded
-from primum.fused_op import TokenLosses, is_fused, register
+from primum.fused_op import TokenLosses, is_fused
 from primum.pipeline import Captured
 from primum.positions import Call
 from primum.ranks import Ranks
@@ -31,9 +30,7 @@ Needed = tuple[bool, bool, bool]  # gradients of features, weight, bias
 class Fused(WeighingAtOutput):
     """What a `Reducer` does for a loss that is fused with the head."""
 
-    def __init__(self, options: Options) -> None:
-        super().__init__(options)
-        self._number = register(self)
+    _number: int  # of the listener
 
     def linear_cross_entropy(
         self,

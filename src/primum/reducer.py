@@ -46,7 +46,7 @@ class Reducer(Fused):
         self.enabled = True
         # The head owns the listener, and that owns us: weak references upwards make no cycle.
         listener = Listener(options.head, self, carries=options.output is None)
-        self._listener = weakref.ref(listener)
+        self._listener, self._number = weakref.ref(listener), listener.number
 
     # --- what a user calls ------------------------------------------------------------------------
 
