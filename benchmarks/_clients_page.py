@@ -1,7 +1,4 @@
-"""Tables of docs/clients.md, from the results of the clients study.
-
-Tables are placed between `<!-- table NAME -->` and `<!-- end -->`; the other text is handwritten.
-"""
+"""Tables of docs/clients.md, from the results of the clients study."""
 
 from __future__ import annotations
 
@@ -13,8 +10,9 @@ from typing import Any
 
 from _common import describe, markdown_table
 
+from primum.experiments.text_tables import fill_page
+
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "clients.md"
-MARK = re.compile(r"(<!-- table ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 Row = dict[str, Any]
 
 
@@ -157,4 +155,4 @@ TABLES: dict[str, Callable[[Row], str]] = {
 
 def filled(page: str, content: Row) -> str:
     """The page with the tables of these results."""
-    return MARK.sub(lambda match: f"{match[1]}\n{TABLES[match[2]](content)}\n\n{match[3]}", page)
+    return fill_page(page, lambda name: TABLES[name](content))

@@ -88,7 +88,7 @@ def sent(way: str, case: Case) -> Sent:
         sums += [2 * POINTS * FLOAT, FLOAT, 2 * POINTS * FLOAT]  # the certificate
         gathers.append(case.own * 3 * FLOAT)  # drift before and after, weights
     others = case.ranks - 1
-    wire = others * sum(gathers) + 2 * others / case.ranks * sum(sums)
+    wire = others * sum(gathers) + ways.ring(sum(sums), case.ranks)
     return Sent(sum(gathers) + sum(sums), wire, len(gathers) + len(sums))
 
 
@@ -208,11 +208,6 @@ def chosen_at(case: Case, per_byte: float, per_message: float) -> str:
         return chosen(case)
 
 
-def library_traffic(way: str, case: Case) -> float:
-    """Bytes that the library expects a rank to receive."""
-    return ({"local": 0.0} | sizes_of(case).traffic())[way]
-
-
 def auto(case: Case, params: int) -> str:
     """The way that `scope="auto"` chooses for a model with `params` parameters."""
     return choose_way(sizes_of(case), params) or "local"
@@ -221,8 +216,3 @@ def auto(case: Case, params: int) -> str:
 def sharded(case: Case, params: int | None) -> str:
     """The same for a head sharded by `fully_shard`; `params` None for `scope="global"`."""
     return choose_way(sizes_of(case, holders=case.ranks), params) or "local"
-
-
-def all_reduce(params: int, ranks: int) -> float:
-    """Bytes that a rank sends to all-reduce a model's float32 gradients in a ring."""
-    return 2 * (ranks - 1) / ranks * FLOAT * params

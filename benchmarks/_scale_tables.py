@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from _common import markdown_table
 from _scale import (
+    FLOAT,
     WAYS,
     Case,
-    all_reduce,
     auto,
     chosen,
     chosen_at,
@@ -238,7 +238,7 @@ def _sharded(case: Case) -> str:
 
 def _traffic(case: Case) -> str:
     """Traffic of each way relative to the gradients' all-reduce; the choice of `auto` is bold."""
-    own = all_reduce(PARAMS, case.ranks)
+    own = ways.ring(FLOAT * PARAMS, case.ranks)
     parts = []
     for way in WAYS[1:]:
         text = _share(sent(way, case).wire / own)
@@ -252,7 +252,7 @@ def _models() -> str:
     cells = []
     for name, (params, inputs, outputs, batch) in MODELS.items():
         case = Case(inputs, outputs, batch, 8, "adamw")
-        own = all_reduce(params, case.ranks)
+        own = ways.ring(FLOAT * params, case.ranks)
         shares = [_share(sent(way, case).wire / own) for way in WAYS[1:]]
         does = auto(case, params)
         does = f"alone ({chosen(case)})" if does == "local" else does

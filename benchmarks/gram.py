@@ -208,7 +208,7 @@ def measure(case: Case, cap: float, seconds: float, repeats: int) -> dict[str, A
     peaks, times = {}, {}
     for name, arm in arms.items():
         start = clock()
-        peaks[name] = peak_memory(partial(_call, arm))
+        peaks[name] = peak_memory(arm)
         times[name] = [clock() - start]
     often = [name for name in arms if times[name][0] <= seconds / len(arms)]
     turns = take_turns([arms[name] for name in often], seconds, repeats, least=3, clock=clock)
@@ -220,10 +220,6 @@ def measure(case: Case, cap: float, seconds: float, repeats: int) -> dict[str, A
         "peak_bytes": peaks,
         "calls": {name: len(taken) for name, taken in times.items()},
     }
-
-
-def _call(arm: Callable[[], object]) -> None:
-    arm()
 
 
 def paper_step_ms(row: dict[str, Any]) -> float:

@@ -285,7 +285,7 @@ def without_stderr() -> Iterator[None]:
         os.close(kept)
 
 
-def peak_memory(run: Callable[[], None]) -> int:
+def peak_memory(run: Callable[[], object]) -> int:
     """Peak bytes of torch's CPU allocator during `run`, over what it held before."""
     with (
         without_stderr(),

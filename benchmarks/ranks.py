@@ -42,6 +42,8 @@ from _common import (
 from _scale import WAYS, Case, auto, chosen, memory, sent
 from _scale_tables import regret, tables
 
+from primum.experiments.text_tables import MARK, fill_page
+
 CHILD = Path(__file__).resolve().parent / "_rank.py"
 FULL: dict[str, Any] = {
     "sizes": [
@@ -185,13 +187,10 @@ def verdicts(rows: Sequence[dict[str, Any]]) -> list[str]:
 def update(page: Path, made: dict[str, str]) -> str:
     """The page's text with these tables."""
     text = page.read_text(encoding="utf-8")
-    for name, table in made.items():
-        mark, end = f"<!-- table: {name} -->\n", "<!-- end -->"
-        if text.count(mark) != 1:
-            raise SystemExit(f"{page} has {text.count(mark)} places for the table {name!r}, not 1")
-        before, rest = text.split(mark)
-        text = f"{before}{mark}\n{table}\n\n{end}{rest.partition(end)[2]}"
-    return text
+    places = [name for _, name, _ in MARK.findall(text)]
+    if sorted(places) != sorted(made):
+        raise SystemExit(f"{page} has places for the tables {places}, not for {list(made)}")
+    return fill_page(text, made.__getitem__)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:

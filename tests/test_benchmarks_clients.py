@@ -14,6 +14,8 @@ import pytest
 import torch
 from torch import nn, optim
 
+from primum.experiments.text_tables import MARK
+
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "clients.json"
 PAGE = ROOT / "docs" / "clients.md"
@@ -55,8 +57,8 @@ def test_the_page_is_that_of_the_results(clients: ModuleType) -> None:
     content = json.loads(RESULTS.read_text())
     page = PAGE.read_text()
     assert clients.filled(page, content) == page
-    tables = sys.modules["_clients_page"]
-    assert {name for _, name, _ in tables.MARK.findall(page)} == set(tables.TABLES)
+    tables = sys.modules["_clients_page"].TABLES
+    assert {name for _, name, _ in MARK.findall(page)} == set(tables)
 
 
 def test_results_are_of_all_scripts_and_three_seeds_or_more(clients: ModuleType) -> None:

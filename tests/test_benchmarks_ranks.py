@@ -12,6 +12,8 @@ from types import ModuleType
 
 import pytest
 
+from primum.experiments.text_tables import MARK
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "scale.md"
 RESULTS = ROOT / "benchmarks" / "results" / "ranks.json"
@@ -59,8 +61,7 @@ def test_tables_go_into_a_page(load: Load, tmp_path: Path) -> None:
 
 def page_with_places(folder: Path) -> Path:
     """The page without the contents of its tables."""
-    place = re.compile(r"(<!-- table: \S+ -->\n).*?(<!-- end -->)", re.DOTALL)
-    bare = place.sub(r"\1\2", PAGE.read_text())
+    bare = MARK.sub(r"\1\3", PAGE.read_text())
     (folder / "page.md").write_text(bare)
     return folder / "page.md"
 
@@ -69,13 +70,13 @@ def test_the_page_has_the_tables_of_today(load: Load) -> None:
     """Otherwise: python benchmarks/ranks.py --tables docs/scale.md"""
     made = load("_scale_tables").tables(json.loads(RESULTS.read_text()))
     assert load("ranks").update(PAGE, made) == PAGE.read_text()
-    assert len(re.findall("<!-- table: ", PAGE.read_text())) == len(made)
+    assert len(re.findall("<!-- table ", PAGE.read_text())) == len(made)
 
 
 def test_a_missing_place_is_an_error(load: Load, tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("no places here")
-    with pytest.raises(SystemExit, match="0 places for the table 'bytes'"):
+    with pytest.raises(SystemExit, match=r"places for the tables \[\], not for \['bytes'\]"):
         load("ranks").update(page, {"bytes": "|"})
 
 
@@ -96,7 +97,7 @@ def test_formulas_follow_the_librarys_own_traffic(load: Load) -> None:
     case = scale.Case(768, 1000, 8192, ranks=16)
     for way, tolerance in (("gather", 1e-3), ("rows", 1e-3), ("sum", 0.06)):
         assert scale.sent(way, case).wire == pytest.approx(
-            scale.library_traffic(way, case), rel=tolerance
+            scale.sizes_of(case).traffic()[way], rel=tolerance
         )
 
 

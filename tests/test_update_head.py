@@ -111,7 +111,7 @@ def displacement(head: nn.Linear, owners: dict[str, optim.Optimizer], grad: Tens
 
 def predicted(head: nn.Linear, owners: dict[str, optim.Optimizer], grad: Tensor) -> update.Update:
     """The update, if `grad` is added to what is in `.grad`."""
-    before = update.accumulated(head, owners, grad)
+    before = update.accumulated(head, owners, grad.dtype)
     return predict_head(head, owners, grad if before is None else grad + before)
 
 

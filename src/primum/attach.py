@@ -81,7 +81,8 @@ def attach(
         scope: With several ranks, "global" solves the global batch's problem and "local" each
             rank's own; "auto" solves the global problem under DistributedDataParallel and
             fully_shard if that is cheap.
-        process_group: The ranks of "global"; by default those of DistributedDataParallel, or all.
+        process_group: The ranks of "global" and "auto"; by default those of
+            DistributedDataParallel or, under "global" without it, all.
 
     Returns:
         The `Reducer`: `.last` is the report of the last step, `.remove()` detaches it. You do not

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from primum.fallback import Plain
 from primum.gram import Gain, Gram, MatrixFree, choose
-from primum.monitor import Plain
 from primum.pipeline import Captured, approximates, maximises, predict_total, trained_parts
 from primum.problem import Solution
 from primum.recipe import Recipe, approximated
@@ -156,7 +156,7 @@ class _Sums:
         if folds:
             self._folded = self._drift.new_zeros(tokens, min(WIDTH, outputs))
             self._signs = random_signs(outputs, self._drift)
-            squares = self._inputs().square().sum(0)
+            squares = self._captured.inputs(self._owners).square().sum(0)
             self._factors, self._by_output = Factors(squares), False
 
     @property
@@ -194,7 +194,7 @@ class _Sums:
         assert self._folded is not None
         gain = self._factors.by_input.unsqueeze(0) if self._by_output else self._gain
         folded, has_bias = self._unscaled(self._folded), "bias" in self._owners
-        gram = Folded(self._inputs(), folded, gain, has_bias=has_bias)
+        gram = Folded(self._captured.inputs(self._owners), folded, gain, has_bias=has_bias)
         tokens, inputs = gram.features.shape
         # A matrix where it is no larger than a block of logits.
         small = tokens * tokens <= max(FEW, tokens * inputs // 4)
@@ -226,21 +226,16 @@ class _Sums:
             gain = gain[rows]
         return Update(self._whole.step[rows], gain, self._whole.lr)
 
-    def _inputs(self) -> Tensor:
-        """The features with a one for the bias, if it is trained. -> [N, d]."""
-        x = self._source.features.to(self._drift)
-        return nn.functional.pad(x, (0, 1), value=1.0) if "bias" in self._owners else x
-
     def _norms(self, g2: Tensor, gain: Gain) -> Tensor:
         """Squared norms of the tokens' gradients at some outputs. [N, n] -> [N]."""
-        x2 = self._inputs().square()
+        x2 = self._captured.inputs(self._owners).square()
         if not isinstance(gain, Tensor) or gain.dim() == 0:
             return x2.sum(1) * g2.sum(1) * gain
         return (g2 * (x2 @ gain.t())).sum(1)
 
     def _squares_of_sums(self, positions: int) -> Tensor:
         """Squared norms of the samples' gradients, each a sum over positions. -> [B]."""
-        x = self._inputs()
+        x = self._captured.inputs(self._owners)
         x = x.view(-1, positions, x.shape[1])
         total = self._drift.new_zeros(len(x))
 

@@ -200,7 +200,7 @@ class Owner(Protocol):
 
 
 # A graph that torch.compile makes can name a listener by number alone.
-_LISTENERS: weakref.WeakValueDictionary[int, Listener] = weakref.WeakValueDictionary()
+LISTENERS: weakref.WeakValueDictionary[int, Listener] = weakref.WeakValueDictionary()
 
 # For operations that run Python each time, which a CUDA graph (mode="reduce-overhead") would
 # record once and repeat. torch 2.8 has no such tag.
@@ -216,7 +216,7 @@ UNRECORDED: Any = {} if _TAG is None else {"tags": (_TAG,)}
 )
 def arrive(gradient: Tensor, features: Tensor, number: int, training: bool) -> Tensor:
     """In a compiled backward pass: the gradient to hand on, in new memory."""
-    listener = _LISTENERS.get(number)
+    listener = LISTENERS.get(number)
     weighted = None if listener is None else listener.arrived(gradient, features, training)
     return gradient.clone() if weighted is None else weighted
 
@@ -255,8 +255,8 @@ class Listener:
         self._carries = carries
         self._head = weakref.ref(head)
         self.compiled = False  # whether a compiled graph has run the head
-        self._number = next(_NUMBERS)
-        _LISTENERS[self._number] = self
+        self.number = next(_NUMBERS)
+        LISTENERS[self.number] = self
         self._handle = Hook(head, self)
 
     def __call__(
@@ -274,7 +274,7 @@ class Listener:
             if not self._carries:
                 return None
             carried: Tensor = Carry.apply(  # type: ignore[no-untyped-call]
-                output, features, self._number, head.training
+                output, features, self.number, head.training
             )
             return carried
         self._forward(head, features, output)
@@ -287,8 +287,7 @@ class Listener:
 
     def arrived(self, gradient: Tensor, features: Tensor, training: bool) -> Tensor | None:
         """The gradient to hand on in a compiled graph; None for the one that arrived."""
-        head = self._head()
-        weight = None if head is None else parameter(head, "weight")
+        weight = parameter(self._head(), "weight")
         if self.owner is None or weight is None or not weight.requires_grad:
             return None
         if not is_sharded(weight) and not executes_in_graph(weight):

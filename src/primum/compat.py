@@ -120,11 +120,11 @@ def exporting() -> bool:
     return tracing or bool(getattr(torch.compiler, "_is_exporting_flag", False))
 
 
-def parameter(module: nn.Module, name: str) -> Tensor | None:
-    """A parameter as it is registered now; None once it is computed from others."""
+def parameter(module: nn.Module | None, name: str) -> Tensor | None:
+    """A parameter as it is registered now; None once it is computed from others, or if gone."""
     held = getattr(module, "_parameters", None)
     if held is None:
-        held = dict(module.named_parameters(recurse=False))
+        held = {} if module is None else dict(module.named_parameters(recurse=False))
     found: Tensor | None = held.get(name)
     return found
 

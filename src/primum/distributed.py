@@ -26,11 +26,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from primum.gram import MatrixFree, choose
-from primum.pipeline import Captured, weigh
+from primum.pipeline import Captured, maximises, trained_parts, weigh
 from primum.problem import Evidence, Solution
 from primum.ranks import Meeting, Ranks
 from primum.recipe import Recipe
-from primum.rows import Part, weigh_rows, with_ones
+from primum.rows import Part, weigh_rows
 from primum.shards import Shards
 from primum.update import accumulated
 from primum.ways import sizes_of
@@ -63,7 +63,7 @@ def weigh_together(
             return joined(ranks, meeting, *weigh(head, owners, captured, recipe))
     with ranks.waited_for():
         everyone = gather_samples(ranks, meeting, captured)
-        trained = {name: each for name, each in owners.items() if getattr(head, name).requires_grad}
+        trained = trained_parts(head, owners)
         if meeting.before:
             before = ranks.sum(_accumulated(head, trained, captured))
             everyone = replace(everyone, accumulated=before)
@@ -101,8 +101,7 @@ def gather_samples(ranks: Ranks, meeting: Meeting, captured: Captured) -> Captur
 
 def _accumulated(head: nn.Linear, trained: Mapping[str, Optimizer], captured: Captured) -> Tensor:
     """This rank's part of what has accumulated over all ranks. [d_out, d]."""
-    like = captured.gradients.new_empty(0, dtype=captured.dtype)
-    before = accumulated(head, trained, like, captured.before)
+    before = accumulated(head, trained, captured.dtype, captured.before)
     if before is None:
         size = head.out_features, head.in_features + ("bias" in trained)
         return captured.gradients.new_zeros(size, dtype=captured.dtype)
@@ -141,11 +140,11 @@ def weigh_sharded(
         finally:
             ranks.broken = ranks.broken or shards.holders.broken
     with ranks.waited_for():
-        x, g = with_ones(shared, part.owners), shared.outputs()
+        x, g = shared.inputs(part.owners), shared.outputs()
         update = part.update(shards.reduce(g.flatten(0, -2).t() @ x.flatten(0, -2)), shared)
         size = shards.holders.sum(update.size(recipe.metric).square()).sqrt()
         update = part.everywhere(update)
-        sign = -1.0 if part.uphill else 1.0
+        sign = -1.0 if maximises(part.head, part.owners) else 1.0
         if way == "sum":
             gram = MatrixFree(
                 x,

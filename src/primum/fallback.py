@@ -1,4 +1,4 @@
-"""Errors of ours in a user's pass: plain gradients, counted and warned about once."""
+"""Passes that fall back to plain gradients: counted, and warned about once."""
 
 from __future__ import annotations
 
@@ -9,6 +9,23 @@ from typing import Any, TypeVar, cast
 from torch import Tensor
 
 Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+class Plain(RuntimeError):
+    """Why a step is left plain although nothing broke. Counted as a fallback, if `counted`."""
+
+    def __init__(self, reason: str, *, counted: bool = True) -> None:
+        super().__init__(reason)
+        self.counted = counted
+
+
+def check_several(samples: int) -> None:
+    """Leave a batch of one sample plain."""
+    if samples < 2:
+        raise Plain(
+            "a batch of one sample has nothing to trade off and keeps its plain gradient",
+            counted=False,
+        )
 
 
 def guarded(method: Method) -> Method:

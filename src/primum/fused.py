@@ -15,12 +15,11 @@ from torch import Tensor, nn
 
 from primum.blockwise import weigh_streamed
 from primum.capture import nodes_behind
-from primum.choices import Options
 from primum.compat import eager, executes_in_graph, parameter
-from primum.fallback import guarded
-from primum.fused_op import TokenLosses, is_fused, register
-from primum.monitor import Plain
+from primum.fallback import check_several, guarded
+from primum.fused_op import TokenLosses, is_fused
 from primum.pipeline import Captured
+from primum.positions import Call
 from primum.ranks import Ranks
 from primum.streamed import Gradients, Streamed, default_width, visit
 from primum.weighing_at_output import WeighingAtOutput
@@ -31,9 +30,7 @@ Needed = tuple[bool, bool, bool]  # gradients of features, weight, bias
 class Fused(WeighingAtOutput):
     """What a `Reducer` does for a loss that is fused with the head."""
 
-    def __init__(self, options: Options) -> None:
-        super().__init__(options)
-        self._number = register(self)
+    _number: int  # of the listener
 
     def linear_cross_entropy(
         self,
@@ -77,13 +74,13 @@ class Fused(WeighingAtOutput):
         if self._outlet is not None:
             raise ValueError(
                 "linear_cross_entropy needs a plain, trained nn.Linear as head, and "
-                f"{self.output_name!r} is not one ({self._name!r} is measured instead); call the "
-                "head and compute the loss from its output"
+                f"{self.output_name!r} is not one ({self.head_name!r} is measured instead); call "
+                "the head and compute the loss from its output"
             )
         if self._shards is not None:
             raise ValueError(
-                f"linear_cross_entropy does not support sharded heads such as {self._name!r}; call "
-                "the head and compute the loss from its output"
+                f"linear_cross_entropy does not support sharded heads such as {self.head_name!r}; "
+                "call the head and compute the loss from its output"
             )
         if reduction not in ("mean", "sum", "none"):
             raise ValueError(f'reduction must be "mean", "sum" or "none", got {reduction!r}')
@@ -145,8 +142,7 @@ class Fused(WeighingAtOutput):
     def _on_fused(
         self, source: Streamed, like: Tensor, training: bool, together: bool, needed: Needed
     ) -> Gradients | None:
-        head = self._head()
-        weight = None if head is None else parameter(head, "weight")
+        weight = parameter(self._head(), "weight")
         if weight is None or not weight.requires_grad or not executes_in_graph(weight):
             return None  # a gradient for another purpose
         self._monitor.passes += 1
@@ -169,7 +165,8 @@ class Fused(WeighingAtOutput):
         everything = slice(0, len(source.weight))
         found = source.gradient(everything).to(source.low)
         features = source.features.view(*like.shape[:-1], source.features.shape[1])
-        weighted = self._weigh([found.view(like.shape)], [lambda: features], training, ranks)
+        call = Call(lambda: features, training)
+        weighted = self._weigh([found.view(like.shape)], [call], ranks)
         made = Gradients.like(source, needed)
         made.take(source, everything, found if weighted is None else weighted[0].view_as(found))
         return made
@@ -183,11 +180,7 @@ class Fused(WeighingAtOutput):
         self._begin(head)
         sequences = self._per.now == "sample" and like.dim() > 2
         positions = like.shape[1:-1].numel() if sequences else 1
-        if len(source.features) // positions < 2:
-            raise Plain(
-                "a batch of one sample has nothing to trade off and keeps its plain gradient",
-                counted=False,
-            )
+        check_several(len(source.features) // positions)
         unscale = self._rescale.unscale(like)
         nothing = source.features.new_empty((), dtype=source.wide)
         captured = Captured(

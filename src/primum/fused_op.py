@@ -2,49 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
-import weakref
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import Node
 
-from primum.capture import UNRECORDED
+from primum.capture import LISTENERS, UNRECORDED
 from primum.compat import no_autocast
+from primum.rules import wide
 from primum.streamed import Gradients, Streamed, visit
 
 Settings = tuple[int, float, int, torch.dtype]  # ignore_index, smoothing, width, type of products
 
 
-class Owner(Protocol):
-    """Who weighs: the Reducer."""
-
-    def on_fused(
-        self,
-        source: Streamed,
-        leading: list[int],
-        training: bool,
-        together: bool,
-        needed: tuple[bool, bool, bool],
-    ) -> Gradients | None:
-        """Weighted gradients of features, weight and bias; None for plain ones."""
-
-
-_NUMBERS = itertools.count()
-# A graph that torch.compile makes can name an owner by number alone.
-_OWNERS: weakref.WeakValueDictionary[int, Owner] = weakref.WeakValueDictionary()
-
-
-def register(owner: Owner) -> int:
-    """The number under which `TokenLosses` finds the owner."""
-    number = next(_NUMBERS)
-    _OWNERS[number] = owner
-    return number
-
-
 def is_fused(node: Node, number: int) -> bool:
-    """Whether a node of the graph makes the losses of `TokenLosses` for this owner."""
+    """Whether a node of the graph makes the losses of `TokenLosses` for this listener."""
     own = node.name() == f"{TokenLosses.__name__}Backward"
     return own and number == getattr(node, "number", None)
 
@@ -86,9 +59,10 @@ def gradients_of(
     settings = ignore_index, smoothing, width, low
     source = Streamed(features, weight, bias, targets, *settings, normaliser, rows)
     wanted = needed[0], needed[1], needed[2]
-    owner = _OWNERS.get(number)
+    listener = LISTENERS.get(number)
+    owner: Any = None if listener is None else listener.owner  # the Reducer
     with no_autocast(features.device.type):
-        found = None
+        found: Gradients | None = None
         if owner is not None and needed[1]:
             found = owner.on_fused(source, leading, training, together, wanted)
         if found is None:
@@ -123,9 +97,8 @@ token_gradients = torch.library.custom_op(
 
 @token_losses.register_fake
 def _(features: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
-    wide = torch.float64 if others[-1] == torch.float64 else torch.float32
-    tokens = features.shape[0]
-    return features.new_empty(tokens, dtype=wide), features.new_empty(tokens, dtype=wide)
+    tokens, dtype = features.shape[0], wide(others[-1])
+    return features.new_empty(tokens, dtype=dtype), features.new_empty(tokens, dtype=dtype)
 
 
 @token_gradients.register_fake

@@ -21,7 +21,7 @@ from primum.compat import parameter, returns, runs_hooks, version
 from primum.effect import Effect
 from primum.rules import on_host, read
 from primum.steps import Steps
-from primum.warn import Count, warn
+from primum.warn import Count, Once
 
 PATIENCE = 2  # Once may be a restored checkpoint, or a step that only makes the optimizer's state.
 CHUNKS = 4  # Calls of the head in a pass that are taken for a loss computed in chunks.
@@ -33,14 +33,6 @@ BYPASS = (
     "head (F.linear(x, head.weight), a fused loss), call the head, or compute the loss with "
     "reducer.linear_cross_entropy"
 )
-
-
-class Plain(RuntimeError):
-    """Why a step is left plain although nothing broke. Counted as a fallback, if `counted`."""
-
-    def __init__(self, reason: str, *, counted: bool = True) -> None:
-        super().__init__(reason)
-        self.counted = counted
 
 
 class Monitor:
@@ -80,7 +72,7 @@ class Monitor:
         self.counts = runs_hooks(optimizer)
         self._name, self._head = name, weakref.ref(head)
         self._on_step, self._weight = on_step, weight
-        self._warned: set[str] = set()
+        self.warn = Once()
         self.reasons: Counter[str] = Counter()
         self._seen_version, self._seen_steps, self._foreign_moves = self._version(), 0, 0
         self._pending: Tensor | int = 0  # weighed passes that no step has used yet
@@ -90,17 +82,10 @@ class Monitor:
         self._spent = self._timed_from = self._timed_to = 0.0
         self.bypass = BYPASS
         self._used: tuple[weakref.ref[Tensor], int] | None = None
-        self._returned = False
         self._steps_seen = Steps(self, model, head, name, optimizer)
 
     def remove(self) -> None:
         self._steps_seen.remove()
-
-    def warn(self, kind: str, message: str, category: type[Warning] = RuntimeWarning) -> None:
-        """Warn, the first time for each kind."""
-        if kind not in self._warned:
-            self._warned.add(kind)
-            warn(message, category)
 
     def fall_back(self, kind: str, reason: str) -> None:
         """Count a pass that stays plain for a reason that the host knows."""
@@ -191,29 +176,26 @@ class Monitor:
         self.steps += 1
         self.found_inf = found_inf
         head = self._head()
-        weight = None if head is None else parameter(head, "weight")
+        weight = parameter(head, "weight")
         if head is not None and weight is not None:
             self._measure(head)
             grad = weight.grad
             self._used = None if grad is None else (weakref.ref(grad), version(grad))
         self._time()
-        self._notice_no_effect()
+        message = self.effect.after_step(self.reasons, reached=self.passes > 0)
+        if message:
+            self.warn("effect", message, UserWarning)
         self.reached = self.reached or self.passes > 0
         if not self.reached and weight is not None and weight.grad is not None:
             self._notice_bypass()
         self.passes = 0
 
-    def replaced(self, weight: Tensor) -> bool:
+    def replaced(self, grad: Tensor | None, accumulator: Node | None) -> bool:
         """Whether `.grad` will be replaced: a step has used it, and autograd.grad is under way."""
-        grad, used = weight.grad, self._used
-        returned, self._returned = self._returned, False
-        if not returned or grad is None or used is None:
+        used = self._used
+        if grad is None or used is None or used[0]() is not grad or used[1] != version(grad):
             return False
-        return used[0]() is grad and used[1] == version(grad)
-
-    def expect_return(self, accumulator: Node | None) -> None:
-        """At an arrival: note whether torch.autograd.grad takes the gradient of the weight."""
-        self._returned = accumulator is not None and returns(accumulator)
+        return accumulator is not None and returns(accumulator)
 
     def _measure(self, head: nn.Linear) -> None:
         """Call `on_step`; the user's step is made, and an error there must not undo it."""
@@ -248,11 +230,6 @@ class Monitor:
                     "reduces it",
                     UserWarning,
                 )
-
-    def _notice_no_effect(self) -> None:
-        message = self.effect.after_step(self.reasons, reached=self.passes > 0)
-        if message:
-            self.warn("effect", message, UserWarning)
 
     def _notice_bypass(self) -> None:
         self._bypassed += 1

@@ -30,8 +30,8 @@ from primum.compat import (
     inside_functorch,
     version,
 )
+from primum.fallback import Plain
 from primum.hook import Hook
-from primum.monitor import Plain
 from primum.ranks import Ranks
 
 

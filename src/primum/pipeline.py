@@ -9,7 +9,7 @@ arguments over several ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from primum.gram import Dense, Gram, MatrixFree, choose, operations, output_blocks, per_sample
 from primum.problem import Solution
 from primum.recipe import Recipe, approximated
-from primum.rules import Scalar
+from primum.rules import Scalar, wide
 from primum.sketch import Tokens, exact_product, sketch, slices, worthwhile
 from primum.update import Update, accumulated, group_of, predict_head, sliceable, uniform
 
@@ -60,7 +60,12 @@ class Captured:
 
     @property
     def dtype(self) -> torch.dtype:
-        return torch.float64 if self.gradients.dtype == torch.float64 else torch.float32
+        return wide(self.gradients.dtype)
+
+    def inputs(self, trained: Container[str]) -> Tensor:
+        """The features in working precision, with a column of ones if the "bias" is trained."""
+        x = self.features.to(self.dtype)
+        return nn.functional.pad(x, (0, 1), value=1.0) if "bias" in trained else x.detach()
 
     def outputs(self, rows: slice | None = None) -> Tensor:
         """Gradients of some outputs, in working precision and unscaled."""
@@ -133,8 +138,7 @@ def arguments(
         recipe: Asked for `products` and `metric`.
     """
     owners = trained_parts(head, owners)
-    x = captured.features.to(captured.dtype)
-    x = nn.functional.pad(x, (0, 1), value=1.0) if "bias" in owners else x.detach()
+    x = captured.inputs(owners)
     if _in_blocks(x, captured, recipe, owners):
         return _arguments_in_blocks(head, owners, x, captured, recipe)
     g = captured.outputs()
@@ -167,7 +171,7 @@ def predict_total(
     """The update, if `grad` is added to what has accumulated before, over all ranks."""
     before = captured.accumulated
     if before is None:
-        before = accumulated(head, owners, grad, captured.before, rows)
+        before = accumulated(head, owners, grad.dtype, captured.before, rows)
     elif isinstance(before, Tensor) and rows is not None:
         before = before.narrow(0, rows.start, rows.stop - rows.start)
     total = grad if before is None else grad + before

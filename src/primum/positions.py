@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import Node
 
-from primum.capture import rows_of, samples
+from primum.capture import Pass, rows_of, samples
 from primum.pipeline import Captured
 from primum.recipe import Primum, Recipe
-
-Features = Callable[[], Tensor]  # the head's input, which may be gone
 
 CHOICES = ("auto", "sample", "token")
 RADIUS = {"sample": 0.4, "token": 0.1}  # the default for each
@@ -22,6 +21,15 @@ BLOCK = 1 << 22  # Entries of the gradient that are looked at together: 16 MiB.
 SAME, NONE = 0.9999, 0.01  # Shares of a squared length that count as all of it, and as nothing.
 
 logger = logging.getLogger("primum")
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of the head that has no `Pass`: in a compiled graph, or in a fused loss."""
+
+    features: Callable[[], Tensor]
+    training: bool
+    accumulator: Node | None = None  # not known
 
 
 class Per:
@@ -124,10 +132,10 @@ class Per:
         return self.settle([CHOICES.index(saved) + 2], recipe, said=False)
 
     def regrouped(
-        self, captured: Captured, gradients: Sequence[Tensor], features: Sequence[Features]
+        self, captured: Captured, gradients: Sequence[Tensor], calls: Sequence[Pass | Call]
     ) -> Captured:
         """What was captured before the decision, by samples or tokens as decided."""
-        inputs = samples([each() for each in features], self.now)
+        inputs = samples([each.features() for each in calls], self.now)
         return replace(
             captured,
             features=inputs,

@@ -25,6 +25,11 @@ _reduce_scatter: Any = getattr(
 Wrapper = nn.parallel.DistributedDataParallel
 
 
+def world_size() -> int:
+    """Number of ranks of the default process group; 0 without one."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 0
+
+
 class Scope:
     """Which ranks a backward pass is weighed with: decided in every forward pass.
 
@@ -45,8 +50,7 @@ class Scope:
             raise ValueError(f'scope must be "auto", "global" or "local", got {scope!r}')
         if group is not None and scope == "local":
             raise ValueError('process_group has no effect with scope="local"')
-        alone = not (dist.is_available() and dist.is_initialized())
-        if alone and scope == "global":
+        if scope == "global" and not world_size():
             raise ValueError(
                 'scope="global" needs ranks: call torch.distributed.init_process_group first'
             )
@@ -74,7 +78,7 @@ class Scope:
         """
         if self._sharded:
             return self._ranks if self._ranks is not None and self._ranks.size > 1 else None
-        if self.name == "local" or not (dist.is_available() and dist.is_initialized()):
+        if self.name == "local" or not world_size():
             return None
         wrapper = self._wrapper()
         if eager and self.name == "auto" and knows_running_wrapper() and not running_wrapper():
@@ -89,8 +93,7 @@ class Scope:
 
     def why_alone(self) -> tuple[str, str] | None:
         """A kind and a message, if a user may have expected ranks where there are none."""
-        alone = self.name == "local" or self._sharded
-        if alone or not (dist.is_available() and dist.is_initialized()):
+        if self.name == "local" or self._sharded or not world_size():
             return None
         wrapper = self._wrapper()
         if wrapper is not None and joins(wrapper):
@@ -98,7 +101,7 @@ class Scope:
                 "each rank solves for its own samples under join(): a rank that has run out of "
                 "data makes no collective calls"
             )
-        if self._ranks is None and wrapper is None and dist.get_world_size() > 1:
+        if self._ranks is None and wrapper is None and world_size() > 1:
             return "ranks", (
                 "there are several ranks, but this model does not seem to run in "
                 "DistributedDataParallel, so each rank solves for its own samples; pass the "
@@ -115,8 +118,7 @@ class Scope:
     @property
     def wrapped(self) -> bool:
         """Whether a DistributedDataParallel over several ranks is known."""
-        alone = not (dist.is_available() and dist.is_initialized())
-        return not alone and dist.get_world_size() > 1 and self._wrapper() is not None
+        return world_size() > 1 and self._wrapper() is not None
 
     @property
     def broken(self) -> bool:
@@ -149,10 +151,11 @@ class Ranks:
         self.rank = dist.get_rank(group)
         self.bytes = 0
         self.broken = False
-        on_host = "gloo" in dist.get_backend(group)
-        ranks = dist.get_process_group_ranks(dist.group.WORLD if group is None else group)
-        # Small numbers for the host travel from host to host: no device is waited for.
-        self._host = group if on_host else _host_group(ranks)
+        self._host: Any = group
+        if "gloo" not in dist.get_backend(group):
+            # Small numbers for the host travel from host to host: no device is waited for.
+            ranks = dist.get_process_group_ranks(dist.group.WORLD if group is None else group)
+            self._host = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
 
     def exchange(self, numbers: Sequence[int]) -> list[list[int]]:
         """Whole numbers of every rank, in the order of ranks."""
@@ -217,10 +220,10 @@ def chunks(rows: int, ranks: int) -> list[int]:
     return [max(0, min(most, rows - rank * most)) for rank in range(ranks)]
 
 
-def _host_group(ranks: list[int]) -> dist.ProcessGroup:
-    made: Any = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
-    group: dist.ProcessGroup = made
-    return group
+def rows_of_rank(counts: Sequence[int], rank: int) -> slice:
+    """Which rows a rank has, if all have as many as in `counts`, in the order of ranks."""
+    first = sum(counts[:rank])
+    return slice(first, first + counts[rank])
 
 
 @dataclass(frozen=True)
@@ -243,8 +246,7 @@ class Meeting:
 
     @property
     def own(self) -> slice:
-        first = sum(self.counts[: self.rank])
-        return slice(first, first + self.counts[self.rank])
+        return rows_of_rank(self.counts, self.rank)
 
     def of_tokens(self, calls: int) -> Meeting:
         """The same, if every position of each call of the head is a sample of its own."""

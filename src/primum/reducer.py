@@ -18,7 +18,7 @@ from primum.compat import eager, is_sharded, parameter
 from primum.explicit import check_count, check_tensor, weighted_mean
 from primum.fallback import guarded
 from primum.fused import Fused
-from primum.positions import Features
+from primum.positions import Call
 from primum.ranks import Ranks
 from primum.report import StepReport
 from primum.summary import summary_of
@@ -43,10 +43,10 @@ class Reducer(Fused):
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
-        self.enabled, self.head_name = True, options.name
+        self.enabled = True
         # The head owns the listener, and that owns us: weak references upwards make no cycle.
         listener = Listener(options.head, self, carries=options.output is None)
-        self._listener = weakref.ref(listener)
+        self._listener, self._number = weakref.ref(listener), listener.number
 
     # --- what a user calls ------------------------------------------------------------------------
 
@@ -176,8 +176,7 @@ class Reducer(Fused):
         self._refuse_fused(losses)
         if not passes:
             listener = self._listener() if self._listener else None
-            head = self._head()
-            weight = None if head is None else parameter(head, "weight")
+            weight = parameter(self._head(), "weight")
             frozen = weight is not None and not weight.requires_grad  # it trains something else
             if frozen or (listener is not None and listener.compiled):
                 return mean
@@ -191,11 +190,7 @@ class Reducer(Fused):
             per = self._per.of_losses(losses, gradients[0])
             check_count(losses, gradients, per)
             self._check_losses(losses, list(passes.values()), per)
-            features = [each.features for each in passes]
-            training = all(each.training for each in passes)
-            weighted = self._weigh(
-                gradients, features, training, first.ranks, explicit=True, terms=per
-            )
+            weighted = self._weigh(gradients, list(passes), first.ranks, explicit=True, terms=per)
             extra_weights, report = None, self._last
             if weighted is not None and report is not None:
                 extra_weights = report.extra_weights[report.own]
@@ -237,7 +232,7 @@ class Reducer(Fused):
     def _on_gradient(self, made: Pass, gradient: Tensor) -> Tensor | None:
         """The gradient arrived: hand on the weighted one. None leaves it as it is."""
         head = self._head()
-        weight = None if head is None else parameter(head, "weight")
+        weight = parameter(head, "weight")
         replaced = weight is not made.weight and not is_sharded(weight)  # fully_shard does that
         if head is None or replaced or not made.trains_head():
             return None  # a gradient for another purpose, or of other weights
@@ -251,22 +246,23 @@ class Reducer(Fused):
                 self._account(head, made, gradient)
             return None
         made.differentiated = gradient.requires_grad
-        self._monitor.expect_return(made.accumulator)
-        weighted = self._on_arrival(gradient, made.features, made.training, made.ranks)
+        weighted = self._on_arrival(gradient, made, made.ranks)
         made.release()
         return weighted
 
     @guarded
-    def on_compiled(self, gradient: Tensor, features: Features, training: bool) -> Tensor | None:
+    def on_compiled(
+        self, gradient: Tensor, features: Callable[[], Tensor], training: bool
+    ) -> Tensor | None:
         """The same in a compiled graph, which hands over the head's input itself."""
-        return self._on_arrival(gradient, features, training, self._ranks(eager=False))
+        return self._on_arrival(gradient, Call(features, training), self._ranks(eager=False))
 
     def _on_arrival(
-        self, gradient: Tensor, features: Features, training: bool, ranks: Ranks | None
+        self, gradient: Tensor, call: Pass | Call, ranks: Ranks | None
     ) -> Tensor | None:
         self._monitor.passes += 1
         if not self._active():
             self._rescale.miss(gradient)
             return None
-        weighted = self._weigh([gradient], [features], training, ranks)
+        weighted = self._weigh([gradient], [call], ranks)
         return None if weighted is None else weighted[0]

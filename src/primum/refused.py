@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -24,12 +24,6 @@ STAGE_0 = (
     "ZeRO stage 0 in float32 works, attached after deepspeed.initialize: "
     'attach(engine, optimizer, scope="global")'
 )
-
-
-class Split(Protocol):
-    """A head that is split over ranks."""
-
-    def trouble(self) -> str: ...
 
 
 def check_model(model: nn.Module) -> None:
@@ -91,12 +85,8 @@ def made_late(*, split: bool) -> str:
     return ""
 
 
-def why_lost(
-    model: nn.Module | None, weight: Tensor, owner: Optimizer, shards: Split | None
-) -> str:
+def why_lost(model: nn.Module | None, weight: Tensor, owner: Optimizer) -> str:
     """Why the optimizer's step of the head cannot be predicted any more; "" if it can."""
-    if shards is not None:
-        return shards.trouble()
     if any(held is weight for group in owner.param_groups for held in group["params"]):
         return ""
     gone = "the optimizer no longer holds the head's weight"

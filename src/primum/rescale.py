@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from primum.compat import eager, parameter
-from primum.rules import Scalar, on_host, read, scalar
+from primum.rules import Scalar, on_host, read, scalar, wide
 
 PARALLEL = 0.8  # Squared cosine above which one factor describes the change of the gradient.
 SAME = 1e-2  # A factor this close to 1 is taken for rounding: half precision has two digits.
@@ -110,7 +110,7 @@ class Rescale:
         """
         if self._whole:
             return
-        dtype = _wide(handed_on)
+        dtype = wide(handed_on.dtype)
         if self._by_bias:
             positions = tuple(range(handed_on.dim() - 1))
             vector = handed_on.sum(positions, dtype=dtype) if positions else handed_on.to(dtype)
@@ -122,9 +122,9 @@ class Rescale:
     def expect_gradient(self, weight: Tensor, bias: Tensor | None, undo: Tensor | None) -> None:
         """The same, where the gradients of weight and bias themselves are at hand."""
         if self._by_bias and bias is not None:
-            vector = bias.to(_wide(bias))
+            vector = bias.to(wide(bias.dtype))
         else:
-            vector = (weight @ self._direction(weight)).to(_wide(weight))
+            vector = (weight @ self._direction(weight)).to(wide(weight.dtype))
         self._expect(vector, undo, None)
 
     def _expect(
@@ -142,15 +142,16 @@ class Rescale:
         """
         if self._whole:
             return
-        unknown = torch.full((like.size(-1),), torch.nan, dtype=_wide(like), device=like.device)
+        unknown = torch.full(
+            (like.size(-1),), torch.nan, dtype=wide(like.dtype), device=like.device
+        )
         self._expected = unknown if mean is None else mean(unknown)
 
     @torch.no_grad()
     def note(self, grad: Tensor) -> None:
         """Note the whole gradient of a shared weight, as backward has left it. [d_out, d]."""
-        undo = self.unscale(grad)
-        vector = (grad @ self._direction(grad)).to(_wide(grad))
-        self._expected = vector if undo is None else vector * undo
+        self.forget()  # this has all of it
+        self.expect_gradient(grad, None, self.unscale(grad))
 
     @torch.no_grad()
     def after_step(
@@ -227,7 +228,3 @@ def _note(rescale: Rescale | None, weight: Tensor) -> None:
             rescale.note(grad)
         except Exception:  # what failed here fails in the pass as well, and is counted there
             rescale.forget()
-
-
-def _wide(tensor: Tensor) -> torch.dtype:
-    return torch.float64 if tensor.dtype == torch.float64 else torch.float32

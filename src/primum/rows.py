@@ -18,15 +18,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from primum.gram import Dense, Gram, MatrixFree
-from primum.pipeline import Captured
+from primum.pipeline import Captured, maximises
 from primum.problem import Solution
-from primum.ranks import Ranks, chunks
+from primum.ranks import Ranks, chunks, rows_of_rank
 from primum.recipe import Recipe
-from primum.update import Update, group_of, predict_head
+from primum.update import Update, predict_head
 
 
 class OverRows(Gram):
@@ -65,14 +65,7 @@ class Part:
 
     @property
     def rows(self) -> slice:
-        counts, rank = self.counts, self.ranks.rank
-        first = sum(counts[:rank])
-        return slice(first, first + counts[rank])
-
-    @property
-    def uphill(self) -> bool:
-        """Whether the step goes uphill: then what it lowers is minus the loss."""
-        return bool(group_of(self.owners["weight"], self.head.weight).get("maximize", False))
+        return rows_of_rank(self.counts, self.ranks.rank)
 
     def update(self, grad: Tensor, captured: Captured) -> Update:
         """The predicted update of these rows. [rows, d]."""
@@ -88,12 +81,6 @@ class Part:
         return Update(step, gain, update.lr)
 
 
-def with_ones(captured: Captured, owners: Mapping[str, Optimizer]) -> Tensor:
-    """The head's input in working precision, with a column of ones for a bias."""
-    x = captured.features.to(captured.dtype)
-    return nn.functional.pad(x, (0, 1), value=1.0) if "bias" in owners else x
-
-
 def weigh_rows(
     part: Part, everyone: Captured, recipe: Recipe, *, dense: bool
 ) -> tuple[Tensor, Solution]:
@@ -107,9 +94,9 @@ def weigh_rows(
         dense: Whether to form the matrix.
     """
     with part.ranks.waited_for():
-        x, g = with_ones(everyone, part.owners), everyone.outputs(part.rows)
+        x, g = everyone.inputs(part.owners), everyone.outputs(part.rows)
         update = part.update(g.flatten(0, -2).t() @ x.flatten(0, -2), everyone)
-        sign = -1.0 if part.uphill else 1.0
+        sign = -1.0 if maximises(part.head, part.owners) else 1.0
         own = MatrixFree(x, sign * g, update.gain, has_bias="bias" in part.owners)
         square = update.size(recipe.metric).square().view(1)
         sums = [own.along(update.step), square]

@@ -85,6 +85,11 @@ def columns(matrix: Tensor, vector: Tensor) -> Tensor:
     return torch.cat((matrix, vector.unsqueeze(1)), 1)
 
 
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The type to compute in: float32, or float64 where that is given."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
 def on_host(value: Tensor) -> bool:
     """Whether `value` can be read without waiting for a device (and has data: no FakeTensor)."""
     return type(value) is Tensor and value.device.type == "cpu"
@@ -169,8 +174,7 @@ def _nadam(seen: Seen) -> tuple[Tensor, Scalar]:
     mu = beta1 * (1 - 0.5 * 0.96 ** (t * decay))
     mu_next = beta1 * (1 - 0.5 * 0.96 ** ((t + 1) * decay))
     # A product of tensors, because torch rounds this one to the dtype of its state.
-    wide = torch.get_default_dtype() == torch.float64
-    one = torch.ones((), dtype=torch.float64 if wide else torch.float32)
+    one = torch.ones((), dtype=wide(torch.get_default_dtype()))
     product = scalar((one if product is None else product) * mu)
     of_grad, of_mean = (1 - mu) / (1 - product), mu_next / (1 - product * mu_next)
     enters = of_grad + of_mean * (1 - beta1)

@@ -27,7 +27,7 @@ from primum.compat import (
     unreduced,
 )
 from primum.pipeline import Captured
-from primum.ranks import Ranks, chunks
+from primum.ranks import Ranks, chunks, rows_of_rank
 from primum.rows import Part
 from primum.rules import columns
 from primum.update import accumulated, sliceable
@@ -39,8 +39,6 @@ class Rows:
 
     weight: Tensor
     bias: Tensor | None
-    in_features: int
-    out_features: int
 
 
 class Shards:
@@ -74,13 +72,7 @@ class Shards:
             raise ValueError(
                 f"{name}.weight must be split into equal chunks of rows, as fully_shard does"
             )
-        first = sum(counts[: self.holders.rank])
-        self.rows = slice(first, first + counts[self.holders.rank])
-        self._counts = counts
-
-    def holds(self, param: Tensor | None) -> bool:
-        """Whether this is a sharded parameter of the head, as the optimizer holds it."""
-        return any(param is own for own in self._params.values())
+        self.rows, self._counts = rows_of_rank(counts, self.holders.rank), counts
 
     def trouble(self) -> str:
         """Why the coming step cannot be predicted, the same on every rank; "" if it can."""
@@ -117,8 +109,7 @@ class Shards:
     def head(self) -> Rows:
         """This rank's rows with their gradients, as the optimizer sees them."""
         local = {part: _local(param) for part, param in self._params.items()}
-        rows = self.rows.stop - self.rows.start
-        return Rows(local["weight"], local.get("bias"), self.inputs, rows)
+        return Rows(local["weight"], local.get("bias"))
 
     def kept(self) -> Tensor | None:
         """Whether gradients of earlier passes are still there; None if they are not."""
@@ -162,11 +153,10 @@ class Shards:
 
         Reduced already it is the mean over ranks; otherwise it is reduced here, once more.
         """
-        like = captured.gradients.new_empty(0, dtype=captured.dtype)
-        total = accumulated(part.head, part.owners, like, captured.before)
+        total = accumulated(part.head, part.owners, captured.dtype, captured.before)
         if not waits:
             return total
-        held = self.unreduced()
+        held, like = self.unreduced(), captured.gradients.new_empty(0, dtype=captured.dtype)
         shapes = {"weight": (self.outputs, self.inputs), "bias": (self.outputs,)}
         own = [held[p] if p in held else like.new_zeros(shapes[p]) for p in part.owners]
         own = [each.detach().to(like.dtype) for each in own]

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from primum.gram import Gain, Gram, MatrixFree, operations
+from primum.gram import Gain, Gram, MatrixFree, choose, operations
 from primum.rules import Scalar
 from primum.update import Update
 
@@ -151,10 +151,9 @@ def sketch(
 
 def _form(gram: MatrixFree, outputs: int, products: int) -> Gram:
     """A matrix where that is cheaper, and small beside the gradients that arrived."""
-    tokens, inputs, width = *gram.features.shape, gram.output_gradients.shape[1]
-    dense, free = operations(tokens, 1, inputs, width, products=products, factorises=True)
+    tokens = len(gram.features)
     small = tokens * tokens <= max(1 << 20, tokens * outputs // 32)
-    return gram.dense() if small and dense <= free else gram
+    return choose(gram, products) if small else gram
 
 
 def _batch_gradient(tokens: Tokens) -> tuple[Tensor, Tensor]:
@@ -277,7 +276,6 @@ def exact_product(tokens: Tokens, vector: Tensor) -> Tensor:
         torch.addmm(moved, g.t(), x * own, out=moved)
         first += len(x)
     for rows in _blocks(total) if tokens.sliceable else [slice(0, len(total))]:
-        block = slice(rows.start, rows.stop)
-        update = tokens.predict(total[block], rows if tokens.sliceable else None)
-        moved[block] *= update.gain
+        update = tokens.predict(total[rows], rows if tokens.sliceable else None)
+        moved[rows] *= update.gain
     return tokens.along(tokens.unscaled(moved))

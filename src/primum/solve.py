@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,7 +37,7 @@ def solve(problem: Problem, max_iters: int = 20, tolerance: float = 0.0) -> Solu
         raise ValueError(f"max_iters must be >= 1, got {max_iters}")
     gram, drift, most = problem.gram, problem.drift, problem.max_extra_weight
     stops = not gram.collective and on_host(drift) and not torch.compiler.is_compiling()
-    on: _Arithmetic = _Host() if stops else _Device()
+    on: _Host | _Device = _Host() if stops else _Device()
     inverse = gram.diagonal.clamp_min(torch.finfo(drift.dtype).tiny).reciprocal()
     reach = on.number(problem.reach)
     pull = drift / problem.reach
@@ -47,7 +47,7 @@ def solve(problem: Problem, max_iters: int = 20, tolerance: float = 0.0) -> Solu
     product = gram.times(point)
     points, products = [point], [product]
     square, extent = map(on.number, gram.totals(point.dot(gram.diagonal), point.dot(product)))
-    length = 0.5 * square / extent if not stops or extent > 0 else 0.0  # at first with caution
+    length: Any = 0.5 * square / extent if not stops or extent > 0 else 0.0  # at first with caution
     certificate = _Certificate(problem, point) if stops else None
     if certificate is not None and not (extent > 0 and certificate.harm < torch.inf > reach > 0):
         return certificate.solution(0)  # nobody is harmed, or not finite
@@ -125,41 +125,31 @@ class _Certificate:
         return Solution(torch.zeros_like(drift), objective, iterations, evidence)
 
 
-class _Arithmetic(Protocol):
-    """The few operations that take numbers of the host, or scalar tensors of a device."""
-
-    def number(self, tensor: Tensor) -> Any: ...
-
-    def larger(self, one: Any, other: Any) -> Any: ...
-
-    def minus(self, vector: Tensor, other: Tensor, factor: Any) -> Tensor:
-        """`vector - factor * other`."""
-        ...
-
-    def moved(self, point: Tensor, descent: Tensor, inverse: Tensor, length: Any) -> Tensor:
-        """`point - length * inverse * descent`."""
-        ...
-
-
 class _Host:
-    def number(self, tensor: Tensor) -> float:
+    """The few operations that take numbers of the host."""
+
+    def number(self, tensor: Tensor) -> Any:
         return read(tensor)
 
-    def larger(self, one: float, other: float) -> float:
+    def larger(self, one: float, other: float) -> Any:
         return max(one, other)
 
     def minus(self, vector: Tensor, other: Tensor, factor: float) -> Tensor:
+        """`vector - factor * other`."""
         return torch.sub(vector, other, alpha=factor)
 
     def moved(self, point: Tensor, descent: Tensor, inverse: Tensor, length: float) -> Tensor:
+        """`point - length * inverse * descent`."""
         return torch.addcmul(point, descent, inverse, value=-length)
 
 
 class _Device:
+    """The same on scalar tensors of a device."""
+
     def number(self, tensor: Tensor) -> Any:
         return tensor
 
-    def larger(self, one: Tensor, other: Tensor) -> Tensor:
+    def larger(self, one: Tensor, other: Tensor) -> Any:
         return torch.maximum(one, other)
 
     def minus(self, vector: Tensor, other: Tensor, factor: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
 from primum.compat import eager, parameter
-from primum.warn import warn
+from primum.warn import Once
 
 IDLE_STEPS = 3  # Optimizer steps without a backward pass through the head.
 
@@ -43,7 +43,7 @@ class Steps:
         self._optimizer = weakref.ref(optimizer)
         self._others: weakref.WeakKeyDictionary[Optimizer, bool] = weakref.WeakKeyDictionary()
         self._idle: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
-        self._warned: set[str] = set()
+        self.warn = Once()  # not the monitor's: this warns also once the Reducer is gone
         # A head that was replaced before needs no warning any more.
         self._keep_if(lambda each: each._model() is not model or each._in_model())
         self._all.append(self)
@@ -69,12 +69,6 @@ class Steps:
             self._notice_idle(stepped)
         if monitor is not None and own:
             monitor.after_step(getattr(stepped, "found_inf", None))
-
-    def warn(self, kind: str, message: str) -> None:
-        """Warn, the first time for each kind; also once the Reducer is gone."""
-        if kind not in self._warned:
-            self._warned.add(kind)
-            warn(message)
 
     def _in_model(self) -> bool:
         head, model = self._head(), self._model()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from primum.rules import on_host
+from primum.rules import on_host, wide
 
 FEW = 1 << 17  # Entries of a block that are never too many: half a mebibyte in float32.
 
@@ -52,7 +52,7 @@ class Streamed:
     @property
     def wide(self) -> torch.dtype:
         """The type of sums, losses and weights."""
-        return torch.float64 if self.low == torch.float64 else torch.float32
+        return wide(self.low)
 
     @property
     def counted(self) -> Tensor:
@@ -91,7 +91,8 @@ class Streamed:
         hit, spread = tokens.clone(), tokens.clone()
         for rows in self.blocks():
             logits = self.logits(rows)
-            hit += self._at_target(logits, rows)
+            inside, column = self._targets_in(rows)
+            hit += torch.where(inside, logits.gather(1, column).squeeze(1), 0.0)
             if self.smoothing:
                 spread += logits.sum(1)
             most = torch.maximum(largest, logits.amax(1))
@@ -105,11 +106,11 @@ class Streamed:
         losses = torch.where(known, normaliser - expected, torch.nan)
         return torch.where(self.counted, losses, 0.0), normaliser
 
-    def _at_target(self, logits: Tensor, rows: slice) -> Tensor:
-        """The target's logit, 0 if it is in another block. [N, n] -> [N]."""
+    def _targets_in(self, rows: slice) -> tuple[Tensor, Tensor]:
+        """Whether a target is among some outputs, and its column there if so. -> [N], [N, 1]."""
         inside = (self.targets >= rows.start) & (self.targets < rows.stop)
-        column = (self.targets - rows.start).clamp(0, logits.shape[1] - 1).unsqueeze(1)
-        return torch.where(inside, logits.gather(1, column).squeeze(1), 0.0)
+        column = (self.targets - rows.start).clamp(0, rows.stop - rows.start - 1)
+        return inside, column.unsqueeze(1)
 
     def gradient(self, rows: slice) -> Tensor:
         """At some outputs of the head. -> [N, n], wide."""
@@ -119,8 +120,7 @@ class Streamed:
         found = self.logits(rows).sub_(self.normaliser.unsqueeze(1)).exp_()
         if self.smoothing:
             found -= self.smoothing / len(self.weight)
-        inside = (self.targets >= rows.start) & (self.targets < rows.stop)
-        column = (self.targets - rows.start).clamp(0, found.shape[1] - 1).unsqueeze(1)
+        inside, column = self._targets_in(rows)
         found.scatter_add_(1, column, (inside.to(found.dtype) * (self.smoothing - 1)).unsqueeze(1))
         # What does not count may be infinite, and 0 times that is not a number.
         return found.mul_(scale).masked_fill_(scale == 0, 0.0)

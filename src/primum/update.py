@@ -48,7 +48,7 @@ class Update:
         return size
 
 
-def predict(optimizer: Optimizer, param: Tensor, grad: Tensor) -> Update:
+def predict(optimizer: Optimizer, param: Tensor, grad: Tensor, rows: slice | None = None) -> Update:
     """The update that `optimizer.step()` would make to `param` if its gradient were `grad`.
 
     Exact for the classes in `RULES` and for subclasses that keep their `step`; any other class is
@@ -59,8 +59,11 @@ def predict(optimizer: Optimizer, param: Tensor, grad: Tensor) -> Update:
         optimizer: holds `param`; left as it is.
         param: the parameter; may be half precision.
         grad: the gradient the optimizer would see, float32 or float64; the result has its dtype.
+        rows: those of the parameter that `grad` is for, if not all; where `sliceable`.
     """
-    return _apply(*_seen(optimizer, param, grad, None))
+    group, state = group_of(optimizer, param), optimizer.state.get(param, {})
+    seen = Seen(optimizer, group, _part(state, param, rows), _some(param, rows), grad)
+    return _apply(_rule_for(type(optimizer)), seen)
 
 
 def predict_head(
@@ -86,7 +89,7 @@ def predict_head(
         return replace(update, gain=update.gain * factor)
     weight, bias, optimizer = head.weight, head.bias, owners["weight"]
     if "bias" not in owners:
-        return _apply(*_seen(optimizer, weight, grad, rows))
+        return predict(optimizer, weight, grad, rows)
     group, rule = group_of(optimizer, weight), _rule_for(type(optimizer))
     of_weight, of_bias = optimizer.state.get(weight, {}), optimizer.state.get(bias, {})
     if (
@@ -98,10 +101,9 @@ def predict_head(
         beside = _some(bias, rows), _part(of_bias, bias, rows)
         own, of_own = _some(weight, rows), _part(of_weight, weight, rows)
         return _apply(rule, Seen(optimizer, group, of_own, own, grad, beside))
-    for_weight, for_bias = _apart(grad)
     parts = (
-        _apply(*_seen(optimizer, weight, for_weight, rows)),
-        _apply(*_seen(owners["bias"], bias, for_bias, rows)),
+        predict(optimizer, weight, grad.narrow(1, 0, grad.shape[1] - 1), rows),
+        predict(owners["bias"], bias, grad.select(1, -1), rows),
     )
     fractions = shares(parts[0].lr, parts[1].lr)
     pairs = list(zip(parts, fractions, strict=True))
@@ -135,14 +137,6 @@ def uniform(owners: Mapping[str, Optimizer]) -> bool:
     return all(_rule_for(type(optimizer)) in (sgd, dry_run) for optimizer in owners.values())
 
 
-def _seen(
-    optimizer: Optimizer, param: Tensor, grad: Tensor, rows: slice | None
-) -> tuple[Rule, Seen]:
-    group, state = group_of(optimizer, param), optimizer.state.get(param, {})
-    seen = Seen(optimizer, group, _part(state, param, rows), _some(param, rows), grad)
-    return _rule_for(type(optimizer)), seen
-
-
 def _part(state: Mapping[str, Any], param: Tensor, rows: slice | None) -> Mapping[str, Any]:
     """The state of some rows of a parameter: what has its shape is sliced."""
     if rows is None:
@@ -158,11 +152,6 @@ def _some(tensor: Tensor, rows: slice | None) -> Tensor:
     return tensor if rows is None else tensor.narrow(0, rows.start, rows.stop - rows.start)
 
 
-def _apart(grad: Tensor) -> tuple[Tensor, Tensor]:
-    """The columns of the weight, and that of the bias. [m, n + 1] -> [m, n], [m]."""
-    return grad.narrow(1, 0, grad.shape[1] - 1), grad.select(1, -1)
-
-
 def _apply(rule: Rule, seen: Seen) -> Update:
     with torch.no_grad():
         step, gain = rule(seen)
@@ -172,13 +161,13 @@ def _apply(rule: Rule, seen: Seen) -> Update:
 def accumulated(
     head: nn.Linear,
     owners: Mapping[str, Optimizer],
-    like: Tensor,
+    dtype: torch.dtype,
     scale: Tensor | None = None,
     rows: slice | None = None,
 ) -> Tensor | None:
-    """What is in `.grad` already, times `scale`, in the dtype of `like`; None if nothing is.
+    """What is in `.grad` already, times `scale`, in that type; None if nothing is.
 
-    Shapes: like and the result [d_out, d_in + 1], without the last column if there is no bias.
+    -> [d_out, d_in + 1], without the last column if there is no bias.
     """
     parts = [getattr(head, part).grad for part in owners]
     if all(part is None for part in parts):
@@ -187,7 +176,7 @@ def accumulated(
         torch.zeros_like(getattr(head, part)) if grad is None else grad
         for part, grad in zip(owners, parts, strict=True)
     ]
-    own = [_some(grad, rows).to(like.dtype) for grad in own]
+    own = [_some(grad, rows).to(dtype) for grad in own]
     total = columns(*own) if len(own) == 2 else own[0]
     return total if scale is None else total * scale
 

@@ -30,6 +30,18 @@ def _foreign(filename: str) -> bool:
     return filename.startswith(LIBRARIES) or "torchinductor" in filename
 
 
+class Once:
+    """Warns the first time for each kind of message."""
+
+    def __init__(self) -> None:
+        self._kinds: set[str] = set()
+
+    def __call__(self, kind: str, message: str, category: type[Warning] = RuntimeWarning) -> None:
+        if kind not in self._kinds:
+            self._kinds.add(kind)
+            warn(message, category)
+
+
 class Count:
     """A number of steps, some of which only the device knows of.
 

@@ -14,9 +14,10 @@ from primum.capture import Pass, reweight, rows_of, samples
 from primum.choices import Options
 from primum.compat import backward_id, no_autocast, parameter
 from primum.distributed import weigh_together
-from primum.monitor import Monitor, Plain
+from primum.fallback import Plain, check_several
+from primum.monitor import Monitor
 from primum.pipeline import Captured, weigh
-from primum.positions import Features
+from primum.positions import Call
 from primum.problem import Evidence, Solution
 from primum.ranks import Meeting, Ranks, meet
 from primum.refused import why_lost
@@ -56,8 +57,7 @@ class Weighing:
     def _weigh(
         self,
         gradients: Sequence[Tensor],
-        features: Sequence[Features],
-        training: bool,
+        calls: Sequence[Pass | Call],
         ranks: Ranks | None,
         *,
         explicit: bool = False,
@@ -65,13 +65,13 @@ class Weighing:
     ) -> list[Tensor] | None:
         """The gradients times `1 + w`, row by row; None leaves them plain.
 
-        `gradients` arrived at the head's output, one for each call that is weighed in one, with its
-        input in `features`. In the `explicit` form they come before backward, and unscaled.
+        `gradients` arrived at the head's output, one for each of the `calls` that are weighed in
+        one. In the `explicit` form they come before backward, and unscaled.
         `terms` is what the loss is known to have terms for, "sample" or "token".
         """
         began = time.perf_counter()
         with torch.no_grad(), no_autocast(gradients[0].device.type):
-            captured = self._prepare(gradients, features, training, explicit, terms)
+            captured = self._prepare(gradients, calls, explicit, terms)
             per = self._per.now
             try:
                 meeting, votes = None, [self._per.vote]
@@ -85,10 +85,10 @@ class Weighing:
                 if ranks is not None and meeting is None:
                     raise Plain("another rank could not compute its weights")
                 if self._per.now != per:
-                    captured = self._per.regrouped(captured, gradients, features)
+                    captured = self._per.regrouped(captured, gradients, calls)
                     meeting = None if meeting is None else meeting.of_tokens(len(gradients))
                 weighted = self._solve(
-                    gradients, features, captured, ranks, meeting, explicit=explicit
+                    gradients, calls, captured, ranks, meeting, explicit=explicit
                 )
             except Warning:
                 raise  # turned into an error by the user's own filter
@@ -110,14 +110,13 @@ class Weighing:
     def _prepare(
         self,
         gradients: Sequence[Tensor],
-        features: Sequence[Features],
-        training: bool,
+        calls: Sequence[Pass | Call],
         explicit: bool,
         terms: str | None,
     ) -> Captured | Exception:
         """What this rank has, or why it has nothing."""
         try:
-            head = self._check(training)
+            head = self._check(all(each.training for each in calls))
             if gradients[0].is_nested:
                 raise Plain("the head ran on a nested tensor, which is not supported; pad it")
             self._skips.settle()
@@ -125,19 +124,20 @@ class Weighing:
                 self._begin(head, several=rows_of(gradients[0], self._per.now) > 1)
             self._per.look(gradients, terms)
             unscale = self._rescale.unscale(gradients[0])
-            inputs = samples([each() for each in features], self._per.now)
+            inputs = samples([each.features() for each in calls], self._per.now)
             if inputs.shape[-1] != head.in_features:
                 raise Plain(
                     f"the head's first argument has {inputs.shape[-1]} features, not "
                     f"{head.in_features}; pass the head's input as its first argument"
                 )
+            adds = None if explicit else calls[0].accumulator
             return Captured(
                 inputs,
                 samples(gradients, self._per.now),
                 unscale=None if explicit else unscale,
                 before=unscale,
                 factor=self._rescale.factor,
-                accumulated=0.0 if self._monitor.replaced(head.weight) else None,
+                accumulated=0.0 if self._monitor.replaced(head.weight.grad, adds) else None,
                 tokens=self._per.now == "token",
                 measure=self.measure_exact,
             )
@@ -158,7 +158,10 @@ class Weighing:
             raise Plain("the head's weight is now computed from other parameters; call .remove()")
         if not weight.requires_grad:
             raise Plain("the head is now frozen; unfreeze it or call .remove()")
-        lost = why_lost(self._model(), weight, self._owners["weight"], self._shards)
+        if self._shards is not None:
+            lost = self._shards.trouble()
+        else:
+            lost = why_lost(self._model(), weight, self._owners["weight"])
         if lost:
             raise Plain(lost)
         if self._monitor.overtaken():
@@ -200,7 +203,7 @@ class Weighing:
     def _solve(
         self,
         gradients: Sequence[Tensor],
-        features: Sequence[Features],
+        calls: Sequence[Pass | Call],
         captured: Captured,
         ranks: Ranks | None,
         meeting: Meeting | None,
@@ -215,14 +218,12 @@ class Weighing:
             given = ranks, meeting, captured, self._recipe, self._owners
             holders = None if self._shards is None else self._shards.holders
             way = way_for(self._scope.name, holders, *given, warn=self._monitor.warn)
-        if way is None and len(captured.features) < 2:
-            raise Plain(
-                "a batch of one sample has nothing to trade off and keeps its plain gradient",
-                counted=False,
-            )
+        if way is None:
+            check_several(len(captured.features))
         if self._shards is None and way is None:
             ranks = None
             drift, solution = weigh(head, self._owners, captured, self._recipe)
+            weighted = self._weighted(gradients, solution.extra_weights)
         else:
             try:
                 whole = head if self._shards is None else self._shards
@@ -236,12 +237,10 @@ class Weighing:
                     for each in gradients:
                         self._rescale.miss(each, self._mean(ranks))
                 raise
-        if self._shards is None and ranks is None:
-            weighted = self._weighted(gradients, solution.extra_weights)
         if expects:
             mean = self._mean(ranks)
-            for each, inputs in zip(weighted, features, strict=True):
-                self._rescale.expect(each, inputs(), captured.unscale, mean)
+            for each, call in zip(weighted, calls, strict=True):
+                self._rescale.expect(each, call.features(), captured.unscale, mean)
         if self._rescale.scaler is None:  # with one, such a step is skipped and expected
             self._monitor.not_finite(solution.objective)
         self._report(drift, solution, own=own_rows)

@@ -14,11 +14,10 @@ from torch.autograd.graph import GradientEdge
 from primum.capture import Listener, Pass
 from primum.choices import Options
 from primum.compat import executes, parameter
-from primum.fallback import guarded
-from primum.monitor import Plain
+from primum.fallback import Plain, guarded
 from primum.outlet import Outlet, check_rows, weigh_rows
 from primum.output_check import OutputCheck
-from primum.positions import seen_in
+from primum.positions import Call, seen_in
 from primum.ranks import Ranks
 from primum.weighing import Weighing
 
@@ -37,7 +36,7 @@ class WeighingAtOutput(Weighing):
 
     def __init__(self, options: Options) -> None:
         super().__init__(options)
-        self._name = options.name
+        self.head_name = options.name
         self.output_name = options.output_name or options.name
         self.marked = False  # whether the head has run in eager mode, for the `OutputCheck`
         self._checked = False
@@ -71,8 +70,8 @@ class WeighingAtOutput(Weighing):
 
     def on_output(self, gradient: Tensor, output: int, ranks: Ranks | None) -> Tensor | None:
         """The gradient arrived at the output: hand on the weighted one. None leaves it as it is."""
-        head, outlet = self._head(), None if self._outlet is None else self._outlet()
-        weight = None if head is None else parameter(head, "weight")
+        outlet = None if self._outlet is None else self._outlet()
+        weight = parameter(self._head(), "weight")
         if outlet is None or weight is None or not weight.requires_grad:
             return None
         # For bookkeeping: of the size that a gradient at the layer's output has, without memory.
@@ -102,16 +101,14 @@ class WeighingAtOutput(Weighing):
         if not self._active() or any(made.differentiated for made in calls):
             self._rescale.miss(like)
             return None
-        self._monitor.expect_return(next((made.accumulator for made in calls), None))
-        trouble: Exception | None = None
         terms: str | None = None
-        carried = [like]
+        carried, seen = [like], list[Pass | Call](calls)
         try:
             if not calls:
                 raise Plain(
-                    f"the measured layer {self._name!r} is not in the autograd graph of the output "
-                    f"of {self.output_name!r}. {UNSEEN}. If that output does not depend on it, "
-                    "pass head= a layer that it does depend on"
+                    f"the measured layer {self.head_name!r} is not in the autograd graph of the "
+                    f"output of {self.output_name!r}. {UNSEEN}. If that output does not depend "
+                    "on it, pass head= a layer that it does depend on"
                 )
             edges = list(calls.values())
             began = time.perf_counter()
@@ -127,21 +124,22 @@ class WeighingAtOutput(Weighing):
                 terms = "sample" if whole else seen_in(gradient)
         except Warning:
             raise
-        except Exception as error:
-            trouble = error
-        weights = self._weights_of(list(calls), carried, ranks, trouble, terms)
+        except Exception as error:  # raised while weighing: other ranks wait for this one there
+            seen = [Call(partial(_raise, error), all(made.training for made in calls))]
+        weighted = self._weigh(carried[: len(seen)], seen, ranks, terms=terms)
         for made in calls:
             made.differentiated = gradient.requires_grad
             made.release()
-        if weights is None:
+        if weighted is None or self._last is None:
             return None
+        weights = self._last.extra_weights[self._last.own]
         with torch.set_grad_enabled(gradient.requires_grad):  # under `create_graph=True`
             return weigh_rows(gradient, weights, self._per.now)
 
     @property
     def _mixed(self) -> str:
         return (
-            f"positions affect each other between the measured layer {self._name!r} and "
+            f"positions affect each other between the measured layer {self.head_name!r} and "
             f"{self.output_name!r} (attention, pooling), so tokens cannot be measured one by one; "
             'pass per="sample"'
         )
@@ -157,23 +155,6 @@ class WeighingAtOutput(Weighing):
             if each.flatten(0, -2).any(-1).sum() > 1:  # SYNC: once
                 raise ValueError(self._mixed)
 
-    def _weights_of(
-        self,
-        calls: list[Pass],
-        carried: list[Tensor],
-        ranks: Ranks | None,
-        trouble: Exception | None,
-        terms: str | None,
-    ) -> Tensor | None:
-        """Extra weights of this rank's rows; None leaves them plain. Trouble is shared by ranks."""
 
-        def raises() -> Tensor:
-            assert trouble is not None
-            raise trouble
-
-        features = [made.features for made in calls] if trouble is None else [raises]
-        training = all(made.training for made in calls)
-        weighted = self._weigh(carried[: len(features)], features, training, ranks, terms=terms)
-        if weighted is None or self._last is None:
-            return None
-        return self._last.extra_weights[self._last.own]
+def _raise(error: Exception) -> Tensor:
+    raise error

@@ -1,11 +1,7 @@
-"""Generate the tables and plots of the docs from stored runs.
-
-Tables are placed between `<!-- table NAME -->` and `<!-- end -->`; the other text is handwritten.
-"""
+"""Generate the tables and plots of the docs from stored runs."""
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from primum.experiments.files import write_text
@@ -17,28 +13,27 @@ from primum.experiments.results_plots import results_plots
 from primum.experiments.second_look_page import MAKERS as SECOND_LOOK
 from primum.experiments.studies import STUDIES
 from primum.experiments.study_results import Results
+from primum.experiments.text_tables import fill_page
 from primum.experiments.tutorial_page import MAKERS as TUTORIAL
 from primum.experiments.tutorial_page import tutorial_plots
 
 PAGES = ("guide", "results", "claims", "tutorial", "language")
 ALL = MAKERS | SECOND_LOOK | TUTORIAL | LANGUAGE
-MARK = re.compile(r"(<!-- table ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def filled(text: str, results: Results) -> str:
     """A page with its tables filled in."""
 
-    def fill(match: re.Match[str]) -> str:
-        name = match[2]
+    def table(name: str) -> str:
         there = name not in STUDIES or results.runs[name]
         made = ALL[name](results) if there else NOT_RUN
         if there and name in PLOTS:
             made = f"![{PLOTS[name]}](images/results-{name}.png)\n\n{made}"
         if there and name in LANGUAGE_PLOTS:
             made = f"![{LANGUAGE_PLOTS[name]}](images/{name}.png)\n\n{made}"
-        return f"{match[1]}\n{made}\n\n{match[3]}"
+        return made
 
-    return MARK.sub(fill, text)
+    return fill_page(text, table)
 
 
 def make_pages(folder: Path, docs: Path, *, check: bool = False) -> int:

@@ -1,8 +1,20 @@
-"""Tables for a terminal and as Markdown."""
+"""Tables as text: for a terminal, as Markdown, and in a page.
+
+In a page, tables are placed between `<!-- table NAME -->` and `<!-- end -->`; the other text is
+handwritten.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
+
+MARK = re.compile(r"(<!-- table ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def fill_page(text: str, table: Callable[[str], str]) -> str:
+    """A page with its tables made anew, by their names."""
+    return MARK.sub(lambda match: f"{match[1]}\n{table(match[2])}\n\n{match[3]}", text)
 
 
 def text_table(rows: Sequence[Sequence[str]], *, left: int | None = 1, rule: bool = False) -> str:
