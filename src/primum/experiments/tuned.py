@@ -46,7 +46,7 @@ SETTINGS = (
     Tuned(replace(_RESNET, lr=0.05), (0.025, 0.05, 0.1, 0.2)),
     Tuned(replace(_RESNET, optimizer="adamw", lr=0.004), (0.002, 0.004, 0.008)),
     Tuned(replace(_HUNDRED, optimizer="adamw", lr=0.008), (0.002, 0.004, 0.008, 0.016)),
-    Tuned(replace(_BATCH_NORM[0], lr=0.4), (0.05, 0.1, 0.2, 0.4, 0.8)),
+    Tuned(replace(_BATCH_NORM[0], lr=0.8), (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)),
     Tuned(replace(_BATCH_NORM[1], lr=0.1), (0.05, 0.1, 0.2, 0.4)),
 )
 
