@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from primum.experiments.arms import Arm
@@ -43,8 +44,18 @@ def test_the_rate_that_is_used_is_the_best_of_the_committed_runs() -> None:
     assert complete >= 2
 
 
-def test_stopped_anywhere_arms_have_about_as_many_seeds() -> None:
-    runs = tuned_runs(range(2))
-    assert len(runs) == 2 * len(MAIN) * len(SETTINGS)
-    assert [run.arm for run in runs[: len(MAIN)]] == [Arm.parse(arm) for arm in MAIN]
-    assert {run.seed for run in runs[: len(runs) // 2]} == {0}
+def test_five_seeds_of_base_and_the_default_three_of_smaller_radii_seed_by_seed() -> None:
+    runs = tuned_runs()
+    assert [run.seed for run in runs] == sorted(run.seed for run in runs)
+    for setting in SETTINGS:
+        seeds = {
+            arm: sum(
+                replace(run, arm=setting.run.arm, seed=0) == setting.run
+                and run.arm == Arm.parse(arm)
+                for run in runs
+            )
+            for arm in MAIN
+        }
+        few = 0 if setting.run.norm == "batch" else 3
+        assert list(seeds.values()) == [5, few, few, 5]
+    assert len({run.key for run in runs}) == len(runs)

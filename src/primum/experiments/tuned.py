@@ -6,7 +6,6 @@ best and its neighbours on the full one. All arms use base's rate.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from primum.experiments.arms import Arm
@@ -15,7 +14,7 @@ from primum.experiments.settings import RunSettings
 from primum.experiments.speedrun import MAIN, TUNING_SEED
 from primum.experiments.tutorial_runs import tiny
 
-SEEDS = 5
+SEEDS, FEW = 5, 3  # of base and radius 0.4, of radius 0.1 and 0.2
 
 
 @dataclass(frozen=True)
@@ -62,10 +61,14 @@ def rate_runs(*, smoke: bool = False) -> list[RunSettings]:
     return [tiny(run) for run in runs[:2]] if smoke else runs
 
 
-def tuned_runs(seeds: Iterable[int] | None = None, *, smoke: bool = False) -> list[RunSettings]:
-    """Runs of base and three radii in every setting, seed by seed."""
-    arms = [Arm.parse(arm) for arm in MAIN]
-    chosen = range(SEEDS) if seeds is None else seeds
+def tuned_runs(*, smoke: bool = False) -> list[RunSettings]:
+    """Runs of base and radius 0.4 with five seeds, and three of the smaller radii, seed by seed.
+
+    With batch norm, which came later, radius 0.4 alone is compared.
+    """
+    arms, points = [Arm.parse(arm) for arm in MAIN], [setting.run for setting in SETTINGS]
     if smoke:
-        return [tiny(run) for run in plan([SETTINGS[0].run], arms, range(1))]
-    return plan([setting.run for setting in SETTINGS], arms, chosen)
+        return [tiny(run) for run in plan(points[:1], arms, range(1))]
+    runs = plan([run for run in points if run.norm != "batch"], arms, range(FEW))
+    runs += plan(points, [arms[0], arms[-1]], range(SEEDS))
+    return sorted({run.key: run for run in runs}.values(), key=lambda run: run.seed)
