@@ -43,23 +43,6 @@ def overview(results: Results, *, tuned: bool) -> str:
     return markdown_table(["setting", "base, %", *(f"{named(arm)} - base" for arm in MAIN)], rows)
 
 
-def counts(results: Results) -> str:
-    """In how many settings each recipe was better, worse, or neither."""
-    rows = []
-    for tuned, kind in ((True, "tuned"), (False, "short")):
-        for arm in MAIN:
-            every = (row.tests.get(arm) for row in results.overview if row.tuned == tuned)
-            tests = [test for test in every if test is not None]
-            verdicts = [test.verdict for test in tests]
-            better, worse = verdicts.count("higher"), verdicts.count("lower")
-            above = sum(test.interval.mean > 0 for test in tests)
-            number = [len(tests), better, len(tests) - better - worse, worse]
-            if tests:
-                rows.append([kind, named(arm), *map(str, number), f"{above} of {len(tests)}"])
-    head = ["", "", "settings", "better", "no difference seen", "worse", "mean above base"]
-    return markdown_table(head, rows)
-
-
 def default(results: Results) -> str:
     """The table of the rule for the default radius."""
     settings = results.default_radius()
@@ -113,7 +96,7 @@ def grid(results: Results, study: str, heading: str, label: Callable[[dict[str, 
     rows = []
     for place, group in enumerate(groups):
         found = [tests.get((place, arm)) for arm in arms]
-        missed = [test.smallest for test in found if test is not None]
+        missed = [test.smallest for test in found if test is not None and not test.seen]
         base = show(group.interval("base", metric), digits)
         changes = [with_p(test, digits) for test in found]
         row = [label(group.settings), str(len(group.arms["base"])), base, *changes]
@@ -243,7 +226,6 @@ def commands(results: Results, page: str = "results") -> str:
 MAKERS: dict[str, Callable[[Results], str]] = {
     "overview": partial(overview, tuned=True),
     "overview-short": partial(overview, tuned=False),
-    "counts": counts,
     "default": default,
     "radius": radius,
     "long-sgd": lambda r: long(r, "long-sgd"),
@@ -256,7 +238,6 @@ MAKERS: dict[str, Callable[[Results], str]] = {
     "controls-sgd": lambda r: arms_table(r, "controls-sgd"),
     "controls-adamw": lambda r: arms_table(r, "controls-adamw"),
     "vit": lambda r: arms_table(r, "vit"),
-    "resnet": lambda r: arms_table(r, "resnet"),
     "upgrad": lambda r: arms_table(r, "upgrad"),
     "rivals": rivals,
     "parts": lambda r: parts_table(r.groups("parts")[0], NAMES),

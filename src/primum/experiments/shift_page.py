@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 from matplotlib.figure import Figure
+from scipy.stats import spearmanr
 
 from primum.diagnostics.figures.style import canvas, looks, styled
 from primum.experiments.formatting import show
@@ -54,9 +55,9 @@ def shifts(results: Results) -> list[Shift]:
 
 
 def shift_table(results: Results) -> str:
-    """One row per setting."""
-    rows = []
-    for each in shifts(results):
+    """One row per setting, and the rank correlation of share and gain."""
+    rows, found = [], shifts(results)
+    for each in found:
         harm, common, change = (
             f"{1000 * (each.run.final[name] or 0.0):.0f}"
             for name in ("real_harm", "common_harm", "real_change")
@@ -66,7 +67,9 @@ def shift_table(results: Results) -> str:
         rows.append([name, f"{100 * each.share:.0f}", harm, common, change, gain])
     head = ["setting", "common shift, %", "harm", "harm of the common shift", "loss, batch",
             "primum, radius 0.4 - base"]  # fmt: skip
-    return markdown_table(head, rows)
+    rank = spearmanr([each.share for each in found], [each.gain.mean for each in found])
+    line = f"Spearman's rank correlation of the first and the last column: {rank.statistic:.2f}"
+    return f"{markdown_table(head, rows)}\n\n{line} ({len(found)} settings)."
 
 
 @styled
