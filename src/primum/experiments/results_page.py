@@ -259,7 +259,6 @@ MAKERS: dict[str, Callable[[Results], str]] = {
     "machine": machine,
 }
 PLOTS = {
-    "overview": "Differences from base in settings tuned for base, as points with intervals",
     "overview-short": "Differences from base in short training, as points with intervals",
     "controls-sgd": "Test accuracy over seconds of training, SGD",
     "controls-adamw": "Test accuracy over seconds of training, AdamW",
