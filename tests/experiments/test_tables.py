@@ -86,6 +86,18 @@ def test_times_are_relative_to_base_of_the_same_seed() -> None:
     assert (found.mean, found.half_width) == (1.5, 0.0)
 
 
+def test_times_of_two_machines_are_not_compared() -> None:
+    fast = {"processor": "A", "instructions": "AVX512", "torch": "2.13.0"}
+    base = replace(record("base", 0, 0.5, ms=10.0), environment=fast)
+    primum = replace(record("primum", 0, 0.5, ms=15.0), environment=fast | {"torch": "2.14.0"})
+    assert metrics_of(primum, base)["time_ratio"] == 1.5
+    slow = replace(primum, environment=fast | {"instructions": "AVX2"})
+    found = metrics_of(slow, base)
+    assert found["time_ratio"] is None
+    assert found["time_to_base"] is None
+    assert found["steps_to_base"] == metrics_of(primum, base)["steps_to_base"]
+
+
 def test_differences_over_common_seeds_are_a_family(make_runs: MakeRuns) -> None:
     runs = make_runs({"base": 0.0, "primum": 2.0, "permuted": 3.0, "focal": 0.0})
     group = only([run for run in runs if (run.arm, run.seed) != ("permuted", 0)])

@@ -14,6 +14,7 @@ import pandas as pd
 from primum.experiments.runs import RunRecord, without_nan
 from primum.experiments.statistics import Difference, Interval, family, interval
 
+MACHINE = ("processor", "instructions", "processor cores", "device")
 TESTED = ("accuracy", "loss", "ema_accuracy", "views_accuracy")  # metrics that arms are compared by
 
 
@@ -46,7 +47,7 @@ def metrics_of(run: RunRecord, base: RunRecord | None = None) -> dict[str, float
     """All metrics of a run; None if unknown.
 
     The step taken is the weighted one if weights were applied. The last three metrics are relative
-    to `base`, base's run with the same seed.
+    to `base`, base's run with the same seed; times are only compared on the same machine.
     """
     applied = run.steps.get("applied")
     weighted = applied is not None and any(applied)
@@ -62,11 +63,17 @@ def metrics_of(run: RunRecord, base: RunRecord | None = None) -> dict[str, float
     if applied is not None:
         found["harmed_taken"] = _mean(run, "harmed_after" if weighted else "harmed_before", 100)
     if base is not None:
-        mine, plain = found["ms_per_step"], base.final.get("ms_per_step")
-        found["time_ratio"] = mine / plain if mine and plain else None
         found["steps_to_base"] = until_base(run, base, "step")
-        found["time_to_base"] = until_base(run, base, "seconds")
+        if same_machine(run, base):
+            mine, plain = found["ms_per_step"], base.final.get("ms_per_step")
+            found["time_ratio"] = mine / plain if mine and plain else None
+            found["time_to_base"] = until_base(run, base, "seconds")
     return {name: found.get(name) for name in METRICS}
+
+
+def same_machine(run: RunRecord, other: RunRecord) -> bool:
+    """Whether the times of two runs can be compared."""
+    return all(run.environment.get(name) == other.environment.get(name) for name in MACHINE)
 
 
 def _scaled(value: float | None, scale: float) -> float | None:
