@@ -70,7 +70,7 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "message"),
     [
         (["table1", "--seeds", "1", "--data-dir", "nowhere"], "nowhere"),
-        (["figure1", "--workers", "999"], "999 workers were asked for"),
+        (["figure1", "--workers", "999"], "999 workers were requested"),
         (["multilayer", "--seeds", "7"], "leave out --seeds and --workers"),
         (["gram", "--device", "cuda"], "leave out --device cuda"),
     ],
