@@ -13,7 +13,7 @@ MARK = re.compile(r"(<!-- table ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def fill_page(text: str, table: Callable[[str], str]) -> str:
-    """A page with its tables made anew, by their names."""
+    """A page with its tables replaced, by their names."""
     return MARK.sub(lambda match: f"{match[1]}\n{table(match[2])}\n\n{match[3]}", text)
 
 

@@ -36,7 +36,6 @@ _CNN = replace(_IMAGES, epochs=30)
 _VIT = replace(_IMAGES, model="vit-micro", epochs=15, precision="bf16")
 _RESNET = replace(_IMAGES, model="resnet20", epochs=15, precision="bf16")
 _HUNDRED = replace(_IMAGES, data="cifar100", epochs=15)
-_BATCH_NORM = (replace(_CNN, norm="batch"), replace(_RESNET, norm="batch"))
 SETTINGS = (
     Tuned(replace(_CNN, lr=0.2), (0.05, 0.1, 0.2, 0.4)),
     Tuned(replace(_CNN, optimizer="adamw", lr=0.008), (0.002, 0.004, 0.008, 0.016)),
@@ -45,8 +44,8 @@ SETTINGS = (
     Tuned(replace(_RESNET, lr=0.05), (0.025, 0.05, 0.1, 0.2)),
     Tuned(replace(_RESNET, optimizer="adamw", lr=0.004), (0.002, 0.004, 0.008)),
     Tuned(replace(_HUNDRED, optimizer="adamw", lr=0.008), (0.002, 0.004, 0.008, 0.016)),
-    Tuned(replace(_BATCH_NORM[0], lr=0.8), (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)),
-    Tuned(replace(_BATCH_NORM[1], lr=0.1), (0.05, 0.1, 0.2, 0.4)),
+    Tuned(replace(_CNN, norm="batch", lr=0.8), (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)),
+    Tuned(replace(_RESNET, norm="batch", lr=0.1), (0.05, 0.1, 0.2, 0.4)),
 )
 
 
