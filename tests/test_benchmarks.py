@@ -3,12 +3,18 @@
 import importlib
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 
+from primum.experiments import tasks
+from primum.experiments.job import own_random_numbers
+from primum.experiments.shift_meter import CommonShift
+from primum.experiments.shift_runs import shift_runs
+from primum.experiments.trainer import Trainer
 from primum.gram import Gram
 from primum.recipe import Primum
 
@@ -138,3 +144,28 @@ def test_the_guide_shows_what_parts_measured():
     found = json.loads((BENCHMARKS / "results" / "parts.json").read_text())["parts"]
     assert f"| backbone alone | {found['backbone alone']['head']:.2f} |" in rows
     assert found["backbone alone"]["cosine"] < 0 < found["backbone alone, shuffled"]["cosine"]
+
+
+def test_early_shift(load, tmp_path, capsys):
+    out = tmp_path / "early_shift.json"
+    assert load("early_shift").main(["--quick", "--out", str(out)]) == 0
+    content = json.loads(out.read_text())
+    assert len(content["shares"]) == 2
+    for shares in content["shares"].values():
+        assert len(shares) == 20
+        assert all(0 < share <= 1 for share in shares)
+    assert content["ranks"] == {}  # no stored runs of generated images
+    assert "over 0 settings" in capsys.readouterr().out
+
+
+def test_early_shift_measures_the_steps_after_the_first_epoch(load):
+    module = load("early_shift")
+    settings = replace(shift_runs(smoke=True)[0], epochs=8, shift_every=1)
+    data = tasks.load(settings)
+    with own_random_numbers(settings.seed, torch.device("cpu")):
+        meter = CommonShift()
+        trainer = Trainer(settings, data, [meter])
+        epoch = len(trainer.batches)
+        for _ in range(epoch + 20):
+            trainer.step()
+    assert module.early_shares(settings, data) == meter.table["common_shift"][epoch:]

@@ -176,7 +176,7 @@ def in_words(settings: dict[str, Any], *, rate: bool = True) -> str:
     """A short description of settings; the learning rate only if it is not the paper's."""
     words = [
         settings["model"] + _norm(settings),
-        DATA[settings["data"]],
+        DATA.get(settings["data"], settings["data"]),
         OPTIMIZERS[settings["optimizer"]],
         f"B {settings['batch_size']}",
         f"{(settings['train_size'] or WHOLE) // 1000}k images",
