@@ -9,8 +9,7 @@ from torch import Tensor
 
 from primum.experiments.images import made
 from primum.experiments.images.cache import cached
-from primum.experiments.images.decode import decode_table
-from primum.experiments.images.lazy import LazyImages, lazy_images
+from primum.experiments.images.decode import LazyImages, decode_table, lazy_images
 from primum.experiments.images.parquet import open_table, parquet_files
 from primum.experiments.images.select import add_label_noise, mean_and_std, subset
 from primum.experiments.images.sources import DataError, DataSettings
