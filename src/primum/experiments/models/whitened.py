@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 PATCH = 2  # side of the patches that the first layer whitens
 LEAST_VARIANCE = 5e-4  # added to the patches' variances, so that noise is not amplified
+SCALE = 1 / 9  # of the logits
 SMALLEST = 16  # side of an image; three poolings would leave no pixel of a smaller one
 
 
@@ -21,9 +22,7 @@ class WhitenedCNN(nn.Module):
     about 1,300 images per second.
     """
 
-    def __init__(
-        self, classes: int, *, widths: tuple[int, ...] = (32, 64, 64), scale: float = 1 / 9
-    ) -> None:
+    def __init__(self, classes: int, *, widths: tuple[int, ...] = (32, 64, 64)) -> None:
         super().__init__()
         inputs = 2 * 3 * PATCH**2
         self.first = nn.Conv2d(3, inputs, PATCH, bias=False)
@@ -32,7 +31,6 @@ class WhitenedCNN(nn.Module):
             *(_group(i, o) for i, o in zip((inputs, *widths), widths, strict=False))
         )
         self.head = nn.Linear(widths[-1], classes, bias=False)
-        self.scale = scale
         # Of the weights; the features follow.
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
@@ -48,7 +46,7 @@ class WhitenedCNN(nn.Module):
         """Images [B, 3, H, W], sides at least 16 -> logits [B, classes]."""
         features = self.groups(F.gelu(self.first(images)))
         features = F.max_pool2d(features, features.shape[-2:]).flatten(1)
-        logits: Tensor = self.scale * self.head(features)
+        logits: Tensor = SCALE * self.head(features)
         return logits
 
 
