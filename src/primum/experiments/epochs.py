@@ -70,15 +70,11 @@ class Epochs:
     ranks: int = 1
 
     def __post_init__(self) -> None:
-        if self.batch_size < self.ranks:
-            raise ValueError(f"batch_size must be >= ranks ({self.ranks}), got {self.batch_size}")
         if self.drop_last and self.batch_size > self.count:
-            raise ValueError(
+            raise UserError(
                 f"batch_size is {self.batch_size}, but there are {self.count} samples; "
                 "choose a smaller one, or set drop_last=False"
             )
-        if self.seed < 0:
-            raise ValueError(f"seed must be >= 0, got {self.seed}")
 
     @property
     def count(self) -> int:

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 PATCH = 2  # side of the patches that the first layer whitens
 LEAST_VARIANCE = 5e-4  # added to the patches' variances, so that noise is not amplified
-SCALE = 1 / 9  # of the logits
 SMALLEST = 16  # side of an image; three poolings would leave no pixel of a smaller one
 
 
@@ -21,6 +20,8 @@ class WhitenedCNN(nn.Module):
     largest feature map needs no gradient; in channels-last memory and bf16, one core trains on
     about 1,300 images per second.
     """
+
+    scale = 1 / 9  # of the logits
 
     def __init__(self, classes: int, *, widths: tuple[int, ...] = (32, 64, 64)) -> None:
         super().__init__()
@@ -46,7 +47,7 @@ class WhitenedCNN(nn.Module):
         """Images [B, 3, H, W], sides at least 16 -> logits [B, classes]."""
         features = self.groups(F.gelu(self.first(images)))
         features = F.max_pool2d(features, features.shape[-2:]).flatten(1)
-        logits: Tensor = SCALE * self.head(features)
+        logits: Tensor = self.scale * self.head(features)
         return logits
 
 
