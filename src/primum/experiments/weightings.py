@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from primum.experiments.epochs import PERMUTE, generator_of
-from primum.experiments.errors import INSTALL, UserError
+from primum.experiments.errors import torchjd_for
 from primum.gram import Gram, MatrixFree
 from primum.paper import Paper, PaperSettings
 from primum.problem import Evidence, Problem, Solution, plain
@@ -145,12 +145,10 @@ class UpGrad:
     products = 0
 
     def __init__(self, *, mean_one: bool) -> None:
-        try:
+        with torchjd_for("upgrad"):
             from torchjd.aggregation import UPGradWeighting
 
             self._weighting = UPGradWeighting()  # imports its solver
-        except ImportError as error:
-            raise UserError(f"upgrad needs torchjd and quadprog ({error}); {INSTALL}") from error
         self._mean_one = mean_one
 
     def __call__(self, gram: Gram, drift: Tensor, size: Tensor, lr: Scalar) -> Solution:
