@@ -105,7 +105,6 @@ def test_files_and_folders(tmp_path: Path) -> None:
         ("{", "cannot be read as JSON"),
         ("[1]", "JSON object"),
         ('{"format": "x"}', "primum-run-1"),
-        ('{"runs": [{}], "step_times": []}', "older primum demo; run primum demo again"),
     ],
 )
 def test_errors_name_the_file(tmp_path: Path, text: str, message: str) -> None:

@@ -122,10 +122,3 @@ def test_runs_of_compressed_tables_are_found(store: Store) -> None:
     write_table(store.folder / "a-study.jsonl.gz", [kept])
     assert store.find(run) == kept
     assert store.find(tiny("primum", seed=3)) is None
-
-
-def test_a_folder_of_an_older_version_is_refused(store: Store) -> None:
-    (store.folder / "parts").mkdir()
-    (store.folder / "parts" / "figure1-x.json").write_text("{}")
-    with pytest.raises(UserError, match="older version of primum reproduce; choose another --out"):
-        store.prepare()

@@ -98,8 +98,6 @@ def test_files_that_cannot_be_used(tmp_path: Path) -> None:
         name_of(path)
     with pytest.raises(DataError, match="is unknown; pass it with --text FILE"):
         load_text(TextSettings("gone.txt:0123"))
-    with pytest.raises(DataError, match="tokens must be char or word, got 'byte'"):
-        TextSettings(tokens="byte")  # type: ignore[arg-type]
 
 
 def test_the_example_in_the_docstring() -> None:

@@ -33,7 +33,7 @@ from primum.experiments.runs import RunRecord, environment, read_runs, write_run
 from primum.experiments.settings import LookSettings, RunSettings
 from primum.experiments.store import Store
 from primum.experiments.sweep import OnRun, run_sweep
-from primum.experiments.tables import Group, group_runs
+from primum.experiments.tables import Group, group_runs, moments_by_label, of_weighting
 from primum.experiments.text_tables import text_table
 from primum.experiments.torchrun import Ranks, check_device, joined
 from primum.experiments.trainer import Trainer
@@ -205,13 +205,9 @@ def look_rows(record: RunRecord) -> list[list[str]]:
     """One row per measurement and weighting, means over its batches; headings first."""
     columns = ("reor", "reor_real", "harmed", "harmed_real", "sign_right")
     rows = [["at", "weights", "removed %", "really %", "harmed %", "really %", "sign right %"]]
-    for label in dict.fromkeys(moment["label"] for moment in record.moments):
-        moments = [moment for moment in record.moments if moment["label"] == label]
+    for label, moments in moments_by_label(group_runs([record])[0]).items():
         for place, name in enumerate(moments[0]["table"]["weights"]):
-            cells = []
-            for column in columns:
-                values = [moment["table"][column][place] for moment in moments]
-                known = [value for value in values if value is not None and value == value]
-                cells.append(f"{100 * fmean(known):.0f}" if known else "–")
+            found = [of_weighting(moments, column, name) for column in columns]
+            cells = [f"{100 * fmean(known):.0f}" if known else "–" for known in found]
             rows.append([label if place == 0 else "", name, *cells])
     return rows

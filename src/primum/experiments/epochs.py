@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator
+from dataclasses import dataclass
 from multiprocessing import get_all_start_methods
 from threading import Thread
 from time import sleep
@@ -20,9 +21,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from primum.experiments.errors import UserError
 
-# Purposes of the generators, which keep them apart; 3 is taken. Only images are mirrored, and only
-# text is shifted.
-ORDER, AUGMENT, MIRROR, SHIFT = 1, 2, 4, 4
+# Purposes of the generators, which keep them apart. Only images are mirrored, and only text is
+# shifted.
+ORDER, AUGMENT, PERMUTE, MIRROR, SHIFT = 1, 2, 3, 4, 4
 LOOK_UP = 0.5  # seconds between a worker's checks for its parent
 
 
@@ -42,11 +43,11 @@ class Batch(NamedTuple):
         return Batch(*(each.to(device, non_blocking=True) for each in self))
 
 
+@dataclass(kw_only=True, eq=False)
 class Epochs:
-    """Iterates over batches, epoch by epoch; subclasses implement `make`.
+    """Iterates over batches, epoch by epoch; subclasses implement `count` and `make`.
 
     Args:
-        count: number of samples.
         batch_size: samples per step, over all ranks.
         seed: seed of the order.
         shuffle: use a new order in each epoch, instead of the stored one.
@@ -59,36 +60,26 @@ class Epochs:
         ranks: number of processes that share a batch.
     """
 
-    def __init__(
-        self,
-        count: int,
-        *,
-        batch_size: int,
-        seed: int = 0,
-        shuffle: bool = True,
-        drop_last: bool = True,
-        stream: bool = False,
-        workers: int = 0,
-        rank: int = 0,
-        ranks: int = 1,
-    ) -> None:
-        if batch_size < ranks:
-            raise ValueError(f"batch_size must be >= ranks ({ranks}), got {batch_size}")
-        if drop_last and batch_size > count:
-            raise ValueError(
-                f"batch_size is {batch_size}, but there are {count} samples; "
+    batch_size: int
+    seed: int = 0
+    shuffle: bool = True
+    drop_last: bool = True
+    stream: bool = False
+    workers: int = 0
+    rank: int = 0
+    ranks: int = 1
+
+    def __post_init__(self) -> None:
+        if self.drop_last and self.batch_size > self.count:
+            raise UserError(
+                f"batch_size is {self.batch_size}, but there are {self.count} samples; "
                 "choose a smaller one, or set drop_last=False"
             )
-        if seed < 0:
-            raise ValueError(f"seed must be >= 0, got {seed}")
-        self.count = count
-        self.batch_size = batch_size
-        self.seed = seed
-        self.shuffle = shuffle
-        self.drop_last = drop_last
-        self.stream = stream
-        self.workers = workers
-        self.rank, self.ranks = rank, ranks
+
+    @property
+    def count(self) -> int:
+        """Number of samples."""
+        raise NotImplementedError
 
     def __len__(self) -> int:
         """Steps per epoch."""
@@ -170,8 +161,11 @@ def _from_workers(steps: _Steps, workers: int) -> Generator[Batch, None, None]:
 
 
 def _follow_parent(worker: int) -> None:
-    """Exit soon after the parent process has died; the loader's own check takes 5 seconds."""
-    parent = os.getppid()
+    exit_with_parent(os.getppid())  # soon: the loader's own check takes 5 seconds
+
+
+def exit_with_parent(parent: int) -> None:
+    """Exit soon after the parent process has died."""
 
     def watch() -> None:
         while os.getppid() == parent:

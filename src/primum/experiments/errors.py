@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 PACKAGES = (
     *("PIL", "datasets", "jinja2", "matplotlib", "numpy", "pandas", "scipy"),
     *("sklearn", "tensorboard", "torchjd", "tqdm"),
@@ -19,3 +22,12 @@ def missing_package(error: ModuleNotFoundError) -> str | None:
     if package not in PACKAGES:
         return None
     return f"the package {package} is missing; {INSTALL}"
+
+
+@contextmanager
+def torchjd_for(arm: str) -> Iterator[None]:
+    """A block that imports TorchJD, and its solver, for an arm."""
+    try:
+        yield
+    except ImportError as error:
+        raise UserError(f"{arm} needs torchjd and quadprog ({error}); {INSTALL}") from error

@@ -10,7 +10,7 @@ from typing import Any
 
 from primum.experiments import claims
 from primum.experiments.arms import Arm
-from primum.experiments.claims import TABLES, Cell
+from primum.experiments.claims import TABLES
 from primum.experiments.formatting import show
 from primum.experiments.judge import Finding, judge_gain, judge_statement
 from primum.experiments.plan import plan
@@ -18,7 +18,7 @@ from primum.experiments.runs import RunRecord
 from primum.experiments.scales import Scale, figure1_runs, multilayer_runs, scaled
 from primum.experiments.settings import RunSettings
 from primum.experiments.statistics import Difference, family, interval
-from primum.experiments.tables import metrics_of
+from primum.experiments.tables import metrics_of, of_weighting
 
 Found = Mapping[str, RunRecord]  # by key
 
@@ -94,52 +94,39 @@ def judge_table(
     """
     cells = [(cell, arm) for cell in TABLES[name].cells for arm in cell.arms]
     runs: dict[tuple[str, str], tuple[list[RunRecord], list[RunRecord]]] = {}
+    values: dict[tuple[str, str], tuple[list[float], list[float]]] = {}
     for cell, arm in cells:
-        point = replace(scaled(cell.settings, scale), device=device)
-        base = replace(point, arm=Arm("base"))
-        keys = [[replace(each, seed=seed).key for seed in seeds]
-                for each in (replace(point, arm=arm), base)]  # fmt: skip
+        point, place = replace(scaled(cell.settings, scale), device=device), (cell.label, arm.name)
+        keys = [[replace(point, arm=each, seed=seed).key for seed in seeds]
+                for each in (arm, Arm("base"))]  # fmt: skip
         if all(key in found for both in keys for key in both):
             mine, plain = ([found[key] for key in each] for each in keys)
-            runs[cell.label, arm.name] = mine, plain
+            runs[place] = mine, plain
+            metrics = [[metrics_of(run)[cell.metric] for run in each] for each in (mine, plain)]
+            own, base = ([each for each in some if each is not None] for some in metrics)
+            if len(own) == len(base) == len(seeds):
+                values[place] = own, base
     tests: dict[tuple[str, str], Difference] = {}
     for recipe in ("paper", "primum"):
-        pairs = {}
-        for cell, arm in cells:
-            both = runs.get((cell.label, recipe))
-            if arm.name == recipe and both is not None:
-                values = [[metrics_of(run)[cell.metric] for run in each] for each in both]
-                if not any(value is None for each in values for value in each):
-                    pairs[cell.label, recipe] = values[0], values[1]
-        tests |= family(pairs)  # type: ignore[arg-type]
-    return [
-        _judge_cell(cell, arm.name, tests.get((cell.label, arm.name)), runs, scale)
-        for cell, arm in cells
-    ]
-
-
-def _judge_cell(
-    cell: Cell,
-    recipe: str,
-    test: Difference | None,
-    runs: Mapping[tuple[str, str], tuple[list[RunRecord], list[RunRecord]]],
-    scale: Scale,
-) -> Finding:
-    gain = cell.ours - cell.base
-    paper = f"{cell.base:.2f} -> {cell.ours:.2f} ({gain:+.2f})"
-    paper += "" if cell.time is None else f", {cell.time:.2f}x"
-    ours = "–"
-    if test is not None:
-        both = runs[cell.label, recipe]
-        mine, plain = (
-            interval([metrics_of(run)[cell.metric] or 0.0 for run in each]) for each in both
-        )
-        ours = f"{plain.mean:.2f} -> {mine.mean:.2f} ({show(test.interval, 2, sign='+')})"
-        slow, quick = (fmean(run.final["ms_per_step"] or 0.0 for run in each) for each in both)
-        ours += f", {slow / quick:.2f}x" if quick else ""
-    if recipe == "paper":
-        return judge_gain(cell.label, paper, gain, test, ours, scale)
-    return judge_gain(f"{cell.label}, primum", "", None, test, ours, scale)
+        tests |= family({place: pair for place, pair in values.items() if place[1] == recipe})
+    judged = []
+    for cell, arm in cells:
+        gain, place, ours = cell.ours - cell.base, (cell.label, arm.name), "–"
+        if place in tests:
+            after, before = (interval(each).mean for each in values[place])
+            ours = f"{before:.2f} -> {after:.2f} ({show(tests[place].interval, 2, sign='+')})"
+            slow, quick = (
+                fmean(run.final["ms_per_step"] or 0.0 for run in each) for each in runs[place]
+            )
+            ours += f", {slow / quick:.2f}x" if quick else ""
+        if arm.name == "paper":
+            paper = f"{cell.base:.2f} -> {cell.ours:.2f} ({gain:+.2f})"
+            paper += "" if cell.time is None else f", {cell.time:.2f}x"
+            judged.append(judge_gain(cell.label, paper, gain, tests.get(place), ours, scale))
+        else:
+            label = f"{cell.label}, primum"
+            judged.append(judge_gain(label, "", None, tests.get(place), ours, scale))
+    return judged
 
 
 def _last_moments(run: RunRecord) -> list[dict[str, Any]]:
@@ -151,8 +138,7 @@ def judge_moments(label: str, moments: Sequence[dict[str, Any]], scale: Scale) -
     """Judge Figure 1's three statements about one network."""
     head = fmean(moment["error"][-1] for moment in moments)
     middle = fmean(moment["error"][len(moment["error"]) // 2] for moment in moments)
-    reors = [m["table"]["reor"][m["table"]["weights"].index("paper")] for m in moments]
-    known = [reor for reor in reors if reor is not None and math.isfinite(reor)]
+    known = of_weighting(moments, "reor", "paper")
     positive = fmean(reor > 0 for reor in known) if known else math.nan
     mean = fmean(known) if known else math.nan
     return [

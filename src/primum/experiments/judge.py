@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Literal
 
@@ -113,7 +112,9 @@ class Outcome:
 
     def markdown(self, level: int = 1) -> str:
         """The findings as a Markdown page or section, without the environment."""
-        table = markdown_table(["claim", "the paper", "here", "", ""], _rows(self.findings))
+        table = markdown_table(
+            ["claim", "the paper", "here", "", ""], list(map(_cells, self.findings))
+        )
         parts = [f"{'#' * level} {self.title}", f"**{self.verdict}**", *self.notes, table]
         return "\n\n".join([*parts, f"```sh\n{self.command}\n```"])
 
@@ -130,7 +131,3 @@ class Outcome:
 
 def _cells(finding: Finding) -> list[str]:
     return [finding.claim, finding.paper, finding.ours, finding.status, finding.note]
-
-
-def _rows(findings: Sequence[Finding]) -> list[list[str]]:
-    return [_cells(finding) for finding in findings]

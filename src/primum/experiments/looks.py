@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -110,18 +110,14 @@ class Looks(Callback):
     """Measures before the first step, every `settings.look.every` steps, and after the last.
 
     Also records the report of every step, per sample.
-
-    Args:
-        on_look: Called after each measurement of a batch.
     """
 
-    def __init__(self, on_look: Callable[[Trainer], object] = lambda trainer: None) -> None:
+    def __init__(self) -> None:
         self.moments: list[dict[str, Any]] = []
         self.curves: dict[str, list[Any]] = {}
         self._losses: list[Tensor] = []
         self._meter: InterferenceMeter | None = None
         self._unseen: Batch | None = None
-        self._on_look = on_look
 
     def before_step(self, trainer: Trainer) -> None:
         look_settings = trainer.settings.look
@@ -176,7 +172,6 @@ class Looks(Callback):
             "test_accuracy": accuracy,
         }
         append(self.curves, row)
-        self._on_look(trainer)
 
     def fields(self, trainer: Trainer) -> dict[str, Any]:
         final = {name: self.curves[name][-1] for name in ("test_loss", "test_accuracy")}

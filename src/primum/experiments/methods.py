@@ -197,6 +197,23 @@ class Unhooked(Method):
         return False
 
 
+class Damped(Unhooked):
+    """Plain training with a damped common shift of the logits.
+
+    The mean gradient at the head's output, over the batch, raises the logits of some classes and
+    lowers those of others, equally for all samples. A share `damping` of it is subtracted from each
+    sample's gradient. No sample gets extra weight, so any gain comes from damping that direction.
+    """
+
+    def losses(self, logits: Tensor, targets: Tensor) -> Tensor:
+        def damp(gradient: Tensor) -> Tensor:
+            return gradient - self.arm.damping * gradient.mean(0)
+
+        if logits.requires_grad:
+            logits.register_hook(damp)  # type: ignore[no-untyped-call]
+        return super().losses(logits, targets)
+
+
 class Explicit(Unhooked):
     """Explicit gradients of the last blocks of a chain (paper, Alg. 8), with radius 0."""
 
@@ -234,7 +251,6 @@ def make_method(
         UserError: The model cannot be used.
     """
     # These import this file.
-    from primum.experiments.damped import Damped
     from primum.experiments.rivals import GroupMinNorm, UpGradNetwork
     from primum.experiments.second_look import SecondLook
 

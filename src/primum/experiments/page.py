@@ -15,7 +15,7 @@ from primum.experiments.formatting import p_value, show
 from primum.experiments.plots import group_plots
 from primum.experiments.runs import RunRecord
 from primum.experiments.statistics import RULE, Difference
-from primum.experiments.tables import METRICS, Group, group_runs, moments_by_label
+from primum.experiments.tables import METRICS, Group, group_runs, moments_by_label, of_weighting
 from primum.experiments.verdicts import details, headline
 
 LOOKS = {
@@ -129,8 +129,8 @@ def _looks(group: Group) -> list[dict[str, Any]]:
     for place, (label, moments) in enumerate(looked.items()):
         count = f", mean of {len(moments)} batches" if len(moments) > 1 else ""
         rows = [
-            (name, [_mean(moments, column, row) for column in LOOKS])
-            for row, name in enumerate(moments[0]["table"]["weights"])
+            (name, [_mean(moments, column, name) for column in LOOKS])
+            for name in moments[0]["table"]["weights"]
         ]
         tables.append(
             {
@@ -143,9 +143,8 @@ def _looks(group: Group) -> list[dict[str, Any]]:
     return tables
 
 
-def _mean(moments: Sequence[Mapping[str, Any]], column: str, row: int) -> str:
-    values = [moment["table"][column][row] for moment in moments]
-    known = [value for value in values if value is not None and value == value]
+def _mean(moments: Sequence[Mapping[str, Any]], column: str, weighting: str) -> str:
+    known = of_weighting(moments, column, weighting)
     scale = LOOKS[column][1]
     return f"{scale * fmean(known):.{0 if scale == 100 else 2}f}" if known else "–"
 

@@ -16,7 +16,7 @@ from primum.diagnostics import figures
 from primum.diagnostics.figures.style import canvas, looks, styled
 from primum.experiments.runs import RunRecord
 from primum.experiments.statistics import interval
-from primum.experiments.tables import Group, moments_by_label
+from primum.experiments.tables import Group, moments_by_label, of_weighting
 
 AXES = {"epoch": "epoch", "step": "step", "seconds": "seconds of training"}
 CURVES = ("train_loss", "test_loss", "test_accuracy")
@@ -153,7 +153,7 @@ def _network(group: Group) -> Iterator[Plot]:
     )
     reors = {
         label: {
-            name: [m["table"]["reor"][m["table"]["weights"].index(name)] for m in moments]
+            name: of_weighting(moments, "reor", name)
             for name in moments[0]["table"]["weights"]
             if name != "plain"
         }

@@ -11,37 +11,23 @@ import torch
 from torch import Tensor
 
 from primum.experiments.epochs import Batch
-from primum.experiments.errors import INSTALL, UserError
+from primum.experiments.errors import UserError, torchjd_for
 from primum.experiments.methods import Unhooked, autocast
 
 
-class Rival(Unhooked):
-    """Weights from TorchJD, without a reducer."""
-
-    def attach(self) -> None:
-        try:
-            self.prepare()
-        except ImportError as error:
-            name = self.arm.name
-            raise UserError(f"{name} needs torchjd and quadprog ({error}); {INSTALL}") from error
-
-    def prepare(self) -> None:
-        """Create the TorchJD objects."""
-        raise NotImplementedError
-
-
-class UpGradNetwork(Rival):
+class UpGradNetwork(Unhooked):
     """UPGrad (Quinton and Rey, 2024) on the Gram matrix of all per-sample gradients.
 
     TorchJD's autogram engine computes the matrix; it does not support batch norm.
     """
 
-    def prepare(self) -> None:
-        from torchjd.aggregation import UPGradWeighting
-        from torchjd.autogram import Engine
+    def attach(self) -> None:
+        with torchjd_for("upgrad-network"):
+            from torchjd.aggregation import UPGradWeighting
+            from torchjd.autogram import Engine
 
-        self._weighting: Any = UPGradWeighting()
-        self._engine = Engine(self.model, batch_dim=0)
+            self._weighting: Any = UPGradWeighting()
+            self._engine = Engine(self.model, batch_dim=0)
 
     def weighted(self, losses: Tensor, batch: Batch) -> Tensor:
         self.weights: Tensor = self._weighting(self._engine.compute_gramian(losses)) * len(losses)
@@ -50,17 +36,18 @@ class UpGradNetwork(Rival):
         return (self.weights.to(losses.dtype) * losses).mean()
 
 
-class GroupMinNorm(Rival):
+class GroupMinNorm(Unhooked):
     """MGDA (Désidéri, 2012): the shortest convex combination of the gradients of several groups.
 
     Groups are consecutive samples of the batch, processed one after the other, so a step takes
     about as long as a plain one.
     """
 
-    def prepare(self) -> None:
-        from torchjd.aggregation import MGDAWeighting
+    def attach(self) -> None:
+        with torchjd_for("mgda"):
+            from torchjd.aggregation import MGDAWeighting
 
-        self._weighting: Any = MGDAWeighting()
+            self._weighting: Any = MGDAWeighting()
 
     def backward(self, batch: Batch, step: int, steps: int, *, observed: bool) -> Tensor:
         if self.scaler is not None:

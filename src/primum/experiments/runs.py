@@ -173,8 +173,6 @@ def _read(path: Path, *, strict: bool) -> Iterator[RunRecord]:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read as JSON: {error}") from error
-    if isinstance(content, Mapping) and {"runs", "step_times"} <= content.keys():
-        raise UserError(f"{path} was written by an older primum demo; run primum demo again")
     lines = content.get("runs") if isinstance(content, Mapping) else None
     if not isinstance(lines, list):
         lines = [content]

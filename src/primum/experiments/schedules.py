@@ -32,10 +32,6 @@ def make_schedule(
         warmup: Steps of linear warm-up, fewer than `steps`.
         floor: Final value of cosine and linear, as a share of the peak.
     """
-    if not 0 <= warmup < steps:
-        raise ValueError(f"warmup must be >= 0 and less than steps ({steps}), got {warmup}")
-    if not 0.0 <= floor <= 1.0:
-        raise ValueError(f"floor must be between 0 and 1, got {floor}")
     milestones = sorted({max(1, int(share * steps)) for share in MILESTONES})
 
     def done(step: int) -> float:
@@ -66,8 +62,6 @@ def make_schedule(
 
 def scaled_lr(lr: float, batch_size: int, *, base_batch_size: int = 128) -> float:
     """The learning rate for another batch size, by square-root scaling (paper, App. E)."""
-    if batch_size < 1 or base_batch_size < 1:
-        raise ValueError(f"batch sizes must be >= 1, got {batch_size} and {base_batch_size}")
     return lr * math.sqrt(batch_size / base_batch_size)
 
 

@@ -38,11 +38,6 @@ class Store:
 
     def prepare(self) -> None:
         """Create the folders, to report errors before the first run, and delete temporary files."""
-        if any(self.folder.glob("parts/*.json")):
-            raise UserError(
-                f"{self.folder} was written by an older version of primum reproduce; "
-                "choose another --out, or remove its subfolder 'parts'"
-            )
         for name in ("runs", "checkpoints"):
             folder = self.folder / name
             try:

@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing import active_children, get_context
 from queue import Empty
-from threading import Thread
-from time import monotonic, sleep
+from time import monotonic
 from typing import Any
 
+from primum.experiments.epochs import exit_with_parent
 from primum.experiments.errors import UserError
 from primum.experiments.job import OnStep, Place, train_run
 from primum.experiments.plan import check_runs, matched
@@ -150,14 +150,7 @@ _UPDATES: Any = None  # in a worker: the queue for its progress
 def _start_worker(updates: Any, parent: int) -> None:
     global _UPDATES
     _UPDATES = updates
-    Thread(target=_follow, args=(parent,), daemon=True).start()
-
-
-def _follow(parent: int) -> None:
-    """Exit when the parent process has died; files on disk are complete at any time."""
-    while os.getppid() == parent:
-        sleep(UPDATE_EVERY)
-    os._exit(1)
+    exit_with_parent(parent)  # files on disk are complete at any time
 
 
 def _work(run: RunSettings, factors: Matched, place: Place) -> RunRecord:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from statistics import fmean
@@ -245,3 +245,9 @@ def moments_by_label(group: Group) -> dict[str, list[dict[str, Any]]]:
         for moment in run.moments:
             found.setdefault(moment["label"], []).append(moment)
     return found
+
+
+def of_weighting(moments: Sequence[Mapping[str, Any]], column: str, name: str) -> list[float]:
+    """A column of the measurements' tables for one weighting, without missing values."""
+    values = [m["table"][column][m["table"]["weights"].index(name)] for m in moments]
+    return [value for value in values if value is not None and value == value]

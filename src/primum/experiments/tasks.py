@@ -8,7 +8,6 @@ from torch import nn
 
 from primum.experiments.augment import AUGMENTATIONS
 from primum.experiments.epochs import Epochs
-from primum.experiments.errors import UserError
 from primum.experiments.images import Batches, ImageData, load_data
 from primum.experiments.images.batches import first_images
 from primum.experiments.models import build_language_model, build_model, find_model
@@ -82,32 +81,27 @@ def check_name(settings: RunSettings) -> None:
 
 def train_batches(settings: RunSettings, data: Data, ranks: Ranks, workers: int) -> Epochs:
     """The training batches."""
-    try:
-        if isinstance(data, TextData):
-            return Windows(
-                data.train,
-                length=settings.length,
-                batch_size=settings.batch_size,
-                seed=settings.seed,
-                workers=workers,
-                rank=ranks.rank,
-                ranks=ranks.size,
-            )
-        return Batches(
+    if isinstance(data, TextData):
+        return Windows(
             data.train,
-            data,
+            length=settings.length,
             batch_size=settings.batch_size,
             seed=settings.seed,
-            augmentation=AUGMENTATIONS[settings.augment],
-            stream=settings.order == "stream",
             workers=workers,
             rank=ranks.rank,
             ranks=ranks.size,
         )
-    except UserError:
-        raise
-    except ValueError as error:
-        raise UserError(str(error)) from error
+    return Batches(
+        data.train,
+        data,
+        AUGMENTATIONS[settings.augment],
+        batch_size=settings.batch_size,
+        seed=settings.seed,
+        stream=settings.order == "stream",
+        workers=workers,
+        rank=ranks.rank,
+        ranks=ranks.size,
+    )
 
 
 def evaluation_batches(

@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,21 +27,19 @@ WORD = re.compile(r"\w+|[^\w\s]")
 BUILT_IN = "python-docs"
 
 
-@dataclass(frozen=True)
-class Text:
-    """A named text: description and, for a file, its digest and how to get it."""
+class Text(NamedTuple):
+    """A named text: for a file, the digest of its content and how to get it."""
 
-    description: str
-    digest: str | None = None
+    digest: str = ""
     how: str = ""
 
 
 TEXTS: dict[str, Text] = {
-    BUILT_IN: Text("Python's language reference, which every Python has (pydoc_data.topics)"),
+    # Python's language reference, which every Python has (pydoc_data.topics).
+    BUILT_IN: Text(),
+    # The King James Bible, 4.4 million characters, as DIR/kjv.txt with --data-dir DIR.
     "kjv": Text(
-        "the King James Bible, 4.4 million characters, as DIR/kjv.txt with --data-dir DIR",
-        "cd45f0c9ceda",
-        "apt-get install bible-kjv; bible -f 'Gen1:1-Rev22:21' > DIR/kjv.txt",
+        "cd45f0c9ceda", "apt-get install bible-kjv; bible -f 'Gen1:1-Rev22:21' > DIR/kjv.txt"
     ),
 }
 
@@ -70,8 +68,6 @@ class TextSettings:
     test_size: int | None = None
 
     def __post_init__(self) -> None:
-        if self.tokens not in get_args(Tokens):
-            raise DataError(f"tokens must be char or word, got {self.tokens!r}")
         if self.name not in TEXTS and ":" not in self.name:
             raise DataError(
                 f"unknown text {self.name!r}; choose from {', '.join(TEXTS)}, or pass a file with "
@@ -108,7 +104,7 @@ def digest_of(name: str) -> str:
     """Digest of a text's content, by name; for the built-in text, that of this Python version."""
     if name == BUILT_IN:
         return _digest(_python_docs())
-    return TEXTS[name].digest or "" if name in TEXTS else name.rpartition(":")[2]
+    return TEXTS[name].digest if name in TEXTS else name.rpartition(":")[2]
 
 
 @lru_cache(maxsize=2)  # these tensors are never written to

@@ -16,10 +16,12 @@ from primum.experiments.plots import curves, protected_samples
 from primum.experiments.runs import RunRecord
 from primum.experiments.statistics import interval
 from primum.experiments.study_results import Results
+from primum.experiments.tables import of_weighting
 from primum.experiments.text_tables import markdown_table
 
 WEIGHTINGS = ("head", "paper", "network", "permuted", "uniform")
 ARMS = {"base": "base", "primum": "head", "network": "network"}
+PAIRS = (("primum", "base"), ("network", "base"), ("primum", "network"))
 BATCHES = (32, 128, 512)
 Runs = Sequence[RunRecord]
 
@@ -43,12 +45,6 @@ def moments(
         for moment in run.moments
         if first <= moment["step"] / run.settings["look"]["every"] <= last
     ]
-
-
-def of_weighting(found: Sequence[dict[str, Any]], column: str, name: str) -> list[float]:
-    """A column of the tables for one weighting, without missing values."""
-    values = [m["table"][column][m["table"]["weights"].index(name)] for m in found]
-    return [value for value in values if value is not None]
 
 
 def stretch(runs: Runs, column: str, first: float, last: float) -> list[float]:
@@ -117,13 +113,18 @@ def proxy(runs: Runs) -> str:
     return markdown_table(head, rows)
 
 
+def _reors(found: Sequence[dict[str, Any]]) -> list[str]:
+    """Number of batches, and the mean REOR of each weighting."""
+    means = (_percent(of_weighting(found, "reor", name)) for name in WEIGHTINGS)
+    return [str(len(found)), *means]
+
+
 def removed(runs: Runs) -> str:
     """REOR by model and weighting, over all batches from the first epoch on."""
     rows = []
     for model, optimizer in _models(runs):
         found = moments(runs, optimizer, model=model, first=1, last=9)
-        row = [model, OPTIMIZERS[optimizer], str(len(found))]
-        rows.append(row + [_percent(of_weighting(found, "reor", name)) for name in WEIGHTINGS])
+        rows.append([model, OPTIMIZERS[optimizer], *_reors(found)])
     return markdown_table(["model", "optimizer", "batches", *WEIGHTINGS], rows)
 
 
@@ -132,8 +133,7 @@ def removed_by_batch(runs: Runs) -> str:
     rows = []
     for optimizer, batch in _batch_sizes(runs):
         found = moments(runs, optimizer, batch, first=1, last=9)
-        row = [OPTIMIZERS[optimizer], str(batch), str(len(found))]
-        rows.append(row + [_percent(of_weighting(found, "reor", name)) for name in WEIGHTINGS])
+        rows.append([OPTIMIZERS[optimizer], str(batch), *_reors(found)])
     return markdown_table(["optimizer", "batch", "batches", *WEIGHTINGS], rows)
 
 
@@ -157,7 +157,7 @@ def trained(runs: Runs) -> str:
     for optimizer in OPTIMIZERS:
         ends = {arm: _last_accuracies(select(runs, arm, optimizer)) for arm in ARMS}
         row = [OPTIMIZERS[optimizer], *(show(interval(each.tolist()), 1) for each in ends.values())]
-        for mine, other in (("primum", "base"), ("network", "base"), ("primum", "network")):
+        for mine, other in PAIRS:
             row.append(show(interval((ends[mine] - ends[other]).tolist()), 1, sign="+"))
         rows.append(row)
     return markdown_table(head, rows)
@@ -170,17 +170,16 @@ def _last_accuracies(runs: Runs) -> Any:
 
 def ahead(runs: Runs) -> str:
     """For how many seeds and epochs one arm's test accuracy is above another's."""
-    pairs = (("primum", "base"), ("network", "base"), ("primum", "network"))
     rows = []
     for optimizer in OPTIMIZERS:
         row = [OPTIMIZERS[optimizer]]
-        for pair in pairs:
+        for pair in PAIRS:
             mine, other = ([_after_epochs(run) for run in select(runs, arm, optimizer)]
                            for arm in pair)  # fmt: skip
             higher = np.array(mine) > np.array(other)
             row.append(f"{higher.sum()} of {higher.size}")
         rows.append(row)
-    names = [f"{ARMS[mine]} above {ARMS[other]}" for mine, other in pairs]
+    names = [f"{ARMS[mine]} above {ARMS[other]}" for mine, other in PAIRS]
     return markdown_table(["optimizer", *names], rows)
 
 

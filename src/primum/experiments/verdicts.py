@@ -6,7 +6,7 @@ from statistics import fmean
 
 from primum.experiments.arms import ARMS, CONTROLS
 from primum.experiments.statistics import Difference
-from primum.experiments.tables import Group, moments_by_label
+from primum.experiments.tables import Group, moments_by_label, of_weighting
 
 NOT_SEEN = "no difference was seen"
 SHOWN = {"accuracy": ("test accuracy", 1, " points"), "loss": ("test loss", 3, "")}
@@ -86,9 +86,7 @@ def whole_network(group: Group) -> str:
     label, moments = list(looked.items())[-1]
 
     def mean(column: str, weighting: str) -> str:
-        place = moments[0]["table"]["weights"].index(weighting)
-        values = [moment["table"][column][place] for moment in moments]
-        known = [value for value in values if value is not None and value == value]
+        known = of_weighting(moments, column, weighting)
         return f"{100 * fmean(known):.0f}%" if known else "an unknown share"
 
     return (

@@ -10,19 +10,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from primum.experiments.errors import INSTALL, UserError
+from primum.experiments.epochs import PERMUTE, generator_of
+from primum.experiments.errors import torchjd_for
 from primum.gram import Gram, MatrixFree
 from primum.paper import Paper, PaperSettings
 from primum.problem import Evidence, Problem, Solution, plain
 from primum.recipe import Metric, Primum
 from primum.rules import Scalar
 from primum.solve import solve
-
-PERMUTE = 3  # separates the seed of permutations from batch order and augmentation
 
 
 class Reduced:
@@ -103,8 +101,7 @@ class Permuted(Reduced):
         self._seed = seed
 
     def finish(self, problem: Problem, found: Solution) -> Solution:
-        numbers = np.random.SeedSequence((self._seed, PERMUTE, self._calls))
-        generator = torch.Generator().manual_seed(int(numbers.generate_state(1, np.uint64)[0]))
+        generator = generator_of(self._seed, PERMUTE, self._calls)
         weights = found.extra_weights
         order = torch.randperm(len(weights), generator=generator)
         return applied(problem, weights[order.to(weights.device)], found.iterations)
@@ -148,12 +145,10 @@ class UpGrad:
     products = 0
 
     def __init__(self, *, mean_one: bool) -> None:
-        try:
+        with torchjd_for("upgrad"):
             from torchjd.aggregation import UPGradWeighting
 
             self._weighting = UPGradWeighting()  # imports its solver
-        except ImportError as error:
-            raise UserError(f"upgrad needs torchjd and quadprog ({error}); {INSTALL}") from error
         self._mean_one = mean_one
 
     def __call__(self, gram: Gram, drift: Tensor, size: Tensor, lr: Scalar) -> Solution:

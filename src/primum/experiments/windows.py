@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import torch
 from torch import Tensor
 
@@ -9,6 +11,7 @@ from primum.experiments.epochs import SHIFT, Batch, Epochs, generator_of
 from primum.experiments.images.sources import DataError
 
 
+@dataclass(eq=False)
 class Windows(Epochs):
     """Adjacent windows, with a new order and a new offset in each epoch.
 
@@ -25,37 +28,21 @@ class Windows(Epochs):
         ([5, 6, 7, 8, 9], [6, 7, 8, 9, 10])
     """
 
-    def __init__(
-        self,
-        tokens: Tensor,
-        *,
-        length: int,
-        batch_size: int,
-        seed: int = 0,
-        shuffle: bool = True,
-        drop_last: bool = True,
-        workers: int = 0,
-        rank: int = 0,
-        ranks: int = 1,
-    ) -> None:
-        # Windows that fit for any offset, with one more token after the last.
-        count = (len(tokens) - (length if shuffle else 1)) // length
-        if count < 1:
+    tokens: Tensor
+    length: int = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
             raise DataError(
-                f"{len(tokens)} tokens are too few for windows of {length}; choose a shorter "
-                "--length or a longer text"
+                f"{len(self.tokens)} tokens are too few for windows of {self.length}; choose a "
+                "shorter --length or a longer text"
             )
-        super().__init__(
-            count,
-            batch_size=batch_size,
-            seed=seed,
-            shuffle=shuffle,
-            drop_last=drop_last,
-            workers=workers,
-            rank=rank,
-            ranks=ranks,
-        )
-        self.tokens, self.length = tokens, length
+        super().__post_init__()
+
+    @property
+    def count(self) -> int:
+        """Windows that fit for any offset, with one more token after the last."""
+        return (len(self.tokens) - (self.length if self.shuffle else 1)) // self.length
 
     def make(self, ids: Tensor, epoch: int, step: int) -> Batch:
         """The windows with these ids. [B, T], [B, T], [B]."""

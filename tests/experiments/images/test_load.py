@@ -28,8 +28,7 @@ def test_a_folder(cifar10_folder: Path) -> None:
     assert torch.equal(data.test.images, some_images(20, seed=2))
     assert data.class_names[3] == "class 3"
     assert (data.classes, data.image_size, len(data.train)) == (10, 8, 40)
-    assert torch.equal(data.train.rows, torch.arange(40))
-    assert not data.train.flipped.any()
+    assert data.train.labels.tolist() == [i % 10 for i in range(40)]
 
 
 def test_a_subset_has_its_own_mean(cifar10_folder: Path) -> None:
@@ -40,24 +39,22 @@ def test_a_subset_has_its_own_mean(cifar10_folder: Path) -> None:
     assert data.std == pytest.approx(first.std(dim=(0, 2, 3), correction=0).tolist())
 
 
-def test_balanced_rows_lead_back_to_the_source(tmp_path: Path, write_parquet: WriteParquet) -> None:
+def test_balanced_images_go_with_their_labels(tmp_path: Path, write_parquet: WriteParquet) -> None:
     labels = [0, 0, 0, *range(10)]
     for split in ("train", "test"):
         write_parquet(tmp_path / f"{split}.parquet", some_images(13), labels)
     data = from_folder(tmp_path, train_size=10, balanced=True)
-    assert data.train.rows.tolist() == [0, *range(4, 13)]
+    assert data.train.labels.tolist() == list(range(10))
     assert isinstance(data.train.images, Tensor)
-    assert torch.equal(data.train.images, some_images(13)[data.train.rows])
+    assert torch.equal(data.train.images, some_images(13)[[0, *range(4, 13)]])
 
 
 def test_noise_is_in_the_training_labels_alone(cifar10_folder: Path) -> None:
     data = from_folder(cifar10_folder, label_noise=0.5, noise_seed=7)
-    assert int(data.train.flipped.sum()) == 20
-    assert data.train.clean_labels.tolist() == [i % 10 for i in range(40)]
-    assert torch.equal(data.train.labels != data.train.clean_labels, data.train.flipped)
-    assert torch.equal(data.test.labels, data.test.clean_labels)
     again = from_folder(cifar10_folder)
-    assert torch.equal(again.train.labels, again.train.clean_labels)  # the cache is clean
+    assert again.train.labels.tolist() == [i % 10 for i in range(40)]  # the cache is clean
+    assert int((data.train.labels != again.train.labels).sum()) == 20
+    assert torch.equal(data.test.labels, again.test.labels)
 
 
 def test_decoded_once_for_all_settings(

@@ -33,16 +33,15 @@ def test_too_many() -> None:
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.4, 1.0])
 def test_noise_is_a_share_of_wrong_labels(share: float) -> None:
     labels = torch.arange(1000) % 10
-    noisy, flipped = add_label_noise(labels, share, 10, seed=3)
-    assert int(flipped.sum()) == round(1000 * share)
-    assert torch.equal(noisy != labels, flipped)
+    noisy = add_label_noise(labels, share, 10, seed=3)
+    assert int((noisy != labels).sum()) == round(1000 * share)
     assert int(noisy.min()) >= 0
     assert int(noisy.max()) <= 9
 
 
 def test_wrong_labels_are_spread_over_all_other_classes() -> None:
     labels = torch.zeros(9000, dtype=torch.int64)
-    noisy, _ = add_label_noise(labels, 1.0, 10, seed=0)
+    noisy = add_label_noise(labels, 1.0, 10, seed=0)
     counts = noisy.bincount(minlength=10)
     assert counts[0] == 0
     assert (counts[1:] - 1000).abs().max() < 150  # a deviation is 30
@@ -50,7 +49,7 @@ def test_wrong_labels_are_spread_over_all_other_classes() -> None:
 
 def test_noise_depends_on_its_seed_alone() -> None:
     labels = torch.arange(100) % 10
-    first, second, other = (add_label_noise(labels, 0.3, 10, seed)[0] for seed in (1, 1, 2))
+    first, second, other = (add_label_noise(labels, 0.3, 10, seed) for seed in (1, 1, 2))
     assert torch.equal(first, second)
     assert not torch.equal(first, other)
 

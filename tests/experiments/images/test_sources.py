@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from primum.experiments.images import SOURCES, DataError, DataSettings, load_data
+from primum.experiments.images import DataError, DataSettings, load_data
 
 
 def test_settings_are_plain_values() -> None:
@@ -34,10 +34,6 @@ def test_a_shape_known_before_is_that_of_the_data(options: dict[str, Any]) -> No
     data = load_data(settings)
     assert settings.known_shape == (data.classes, data.image_size)
     assert DataSettings("cifar10").known_shape is None  # a folder may hold anything
-
-
-def test_every_source_has_a_description() -> None:
-    assert all(source.description for source in SOURCES.values())
 
 
 @pytest.mark.parametrize(

@@ -90,13 +90,13 @@ def resized_crop(images: Iterable[Tensor], boxes: Tensor, size: int) -> Tensor:
     return torch.cat(crops)
 
 
-def centre_crop(image: Tensor, size: int, *, share: float = 224 / 256) -> Tensor:
-    """Resize the short side of an image to `size / share` and crop the centre.
+def centre_crop(image: Tensor, size: int) -> Tensor:
+    """Resize the short side of an image to `size * 256 / 224` and crop the centre.
 
     Shapes: uint8 [C, H, W] -> [C, size, size].
     """
     height, width = image.shape[1:]
-    scale = int(size / share) / min(height, width)
+    scale = int(size / (224 / 256)) / min(height, width)
     resized = _resize(image[None], (round(scale * height), round(scale * width)))[0]
     top, left = (resized.shape[1] - size) // 2, (resized.shape[2] - size) // 2
     return resized[:, top : top + size, left : left + size]

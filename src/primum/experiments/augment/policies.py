@@ -57,25 +57,17 @@ RAND_AUGMENT: tuple[Strength, ...] = (
 )
 
 
-def rand_augment(
-    images: Tensor,
-    generator: torch.Generator,
-    *,
-    operations: int = 2,
-    magnitude: float = 9.0,
-    spread: float = 0.5,
-    chance: float = 0.5,
-) -> Tensor:
-    """Apply `operations` random operations to each image, each with probability `chance`.
+def rand_augment(images: Tensor, generator: torch.Generator, *, operations: int = 2) -> Tensor:
+    """Apply `operations` random operations to each image, each with probability 1/2.
 
-    The level is normally distributed around `magnitude` (out of 10) with deviation `spread`.
+    The level is normally distributed around 9 (out of 10) with deviation 0.5.
     Shapes: uint8 [B, 3, H, W] -> the same.
     """
     count = len(images)
     for _ in range(operations):
         choice = torch.randint(len(RAND_AUGMENT), (count,), generator=generator)
-        choice[torch.rand(count, generator=generator) >= chance] = -1
-        level = (magnitude + spread * torch.randn(count, generator=generator)).clamp(0, 10) / 10
+        choice[torch.rand(count, generator=generator) >= 0.5] = -1
+        level = (9.0 + 0.5 * torch.randn(count, generator=generator)).clamp(0, 10) / 10
         images = _apply(images, RAND_AUGMENT, choice, level, _signs(count, generator))
     return images
 

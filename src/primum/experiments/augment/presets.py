@@ -49,15 +49,6 @@ class Augmentation:
     mixup: float = 0.0
     cutmix: float = 0.0
 
-    def __post_init__(self) -> None:
-        if self.policy not in ("none", "rand", "auto"):
-            raise ValueError(f'policy must be "none", "rand" or "auto", got {self.policy!r}')
-        for what in ("padding", "operations", "mixup", "cutmix"):
-            if getattr(self, what) < 0:
-                raise ValueError(f"{what} must be >= 0, got {getattr(self, what)}")
-        if not 0.0 <= self.erase <= 1.0:
-            raise ValueError(f"erase must be between 0 and 1, got {self.erase}")
-
     def crop(self, images: list[Tensor], size: int, generator: torch.Generator) -> Tensor:
         """A batch from photographs of different sizes: resized crops, or centre crops.
 

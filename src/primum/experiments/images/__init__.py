@@ -2,9 +2,8 @@
 
 sources.py    what to load, and what is known of each source
 parquet.py    Parquet files in a folder or on the Hugging Face hub: splits, columns, classes
-decode.py     encoded images to one uint8 tensor
+decode.py     encoded images to one uint8 tensor, or decoded on access if they do not fit in memory
 cache.py      that tensor on disk
-lazy.py       images decoded on access, for data that does not fit in memory
 made.py       digits and generated images, which need no files
 select.py     subsets, label noise, mean and deviation
 load.py       `load_data(DataSettings(...))`, which does all of this
@@ -12,7 +11,7 @@ batches.py    batches of images, in the order of `epochs.py`
 """
 
 from primum.experiments.images.batches import Batches
-from primum.experiments.images.lazy import LazyImages
+from primum.experiments.images.decode import LazyImages
 from primum.experiments.images.load import ImageData, Split, load_data
 from primum.experiments.images.sources import SOURCES, DataError, DataSettings
 

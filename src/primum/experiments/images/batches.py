@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from primum.experiments.augment import Augmentation
 from primum.experiments.augment.crops import mirror
 from primum.experiments.epochs import AUGMENT, MIRROR, Batch, Epochs, generator_of
-from primum.experiments.images.lazy import LazyImages
+from primum.experiments.images.decode import LazyImages
 from primum.experiments.images.load import ImageData, Split
 
 
+@dataclass(eq=False)
 class Batches(Epochs):
     """The batches of one split.
 
     Args:
         split: images and labels.
         data: the data set of the split, for its mean, deviation and classes.
-        augmentation: augmentation of the images; None for none.
+        augmentation: augmentation of the images; the default does nothing.
         batch_size: this and other arguments as in `Epochs`; workers help with lazy images.
 
     Example:
@@ -29,39 +32,21 @@ class Batches(Epochs):
         [32, 32, 32]
     """
 
-    def __init__(
-        self,
-        split: Split,
-        data: ImageData,
-        *,
-        batch_size: int,
-        seed: int = 0,
-        augmentation: Augmentation | None = None,
-        shuffle: bool = True,
-        drop_last: bool = True,
-        stream: bool = False,
-        workers: int = 0,
-        rank: int = 0,
-        ranks: int = 1,
-    ) -> None:
-        super().__init__(
-            len(split),
-            batch_size=batch_size,
-            seed=seed,
-            shuffle=shuffle,
-            drop_last=drop_last,
-            stream=stream,
-            workers=workers,
-            rank=rank,
-            ranks=ranks,
-        )
-        self.split = split
-        self.classes = data.classes
-        self.augmentation = augmentation or Augmentation()
+    split: Split
+    data: ImageData
+    augmentation: Augmentation = Augmentation()  # noqa: RUF009
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._mean, self._std = (
             255 * torch.tensor(each, dtype=torch.float32).view(-1, 1, 1)
-            for each in (data.mean, data.std)
+            for each in (self.data.mean, self.data.std)
         )
+
+    @property
+    def count(self) -> int:
+        """Number of samples."""
+        return len(self.split)
 
     def make(self, ids: Tensor, epoch: int, step: int) -> Batch:
         """The batch of these samples, with the augmentation of this step."""
@@ -74,7 +59,7 @@ class Batches(Epochs):
         normalised = (images.float() - self._mean) / self._std
         return Batch(
             *self.augmentation.on_floats(
-                normalised, self.split.labels[ids], self.classes, generator
+                normalised, self.split.labels[ids], self.data.classes, generator
             ),
             ids,
         )

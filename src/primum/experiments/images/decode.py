@@ -1,7 +1,8 @@
-"""Decode images to uint8 tensors."""
+"""Decode images to uint8 tensors: all at once, or on access."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
 
@@ -59,6 +60,33 @@ def check_labels(labels: list[Any], table: Table) -> Tensor:
                 f"got {label!r} in {_row(table, row)}"
             )
     return torch.tensor(labels, dtype=torch.int64)
+
+
+@dataclass(frozen=True)
+class LazyImages:
+    """Rows of a memory-mapped table, decoded on access: photographs that do not fit in memory.
+
+    Workers share the table without copying. `size` is the side of the crops in a batch.
+    """
+
+    table: Table
+    rows: Tensor
+    size: int
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def read(self, index: int) -> Tensor:
+        """One image at its stored size. uint8 [3, H, W]."""
+        row = int(self.rows[index])
+        stored = self.table.rows[row][self.table.image_column]
+        return decode_image(stored, _row(self.table, row))
+
+
+def lazy_images(table: Table, size: int) -> tuple[LazyImages, Tensor]:
+    """All rows of a table, read on access, and their labels [N], read now."""
+    labels = check_labels(list(table.rows[table.label_column]), table)
+    return LazyImages(table, torch.arange(len(labels)), size), labels
 
 
 def _row(table: Table, row: int) -> str:

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from primum.experiments.images import made
 from primum.experiments.images.cache import cached
-from primum.experiments.images.decode import decode_table
-from primum.experiments.images.lazy import LazyImages, lazy_images
+from primum.experiments.images.decode import LazyImages, decode_table, lazy_images
 from primum.experiments.images.parquet import open_table, parquet_files
 from primum.experiments.images.select import add_label_noise, mean_and_std, subset
 from primum.experiments.images.sources import DataError, DataSettings
@@ -21,17 +20,13 @@ IMAGENET_STD: tuple[float, ...] = (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True)
 class Split:
-    """Images (uint8 [N, 3, H, W], lazy, or float and used as they are) with labels and origin.
+    """Images (uint8 [N, 3, H, W], lazy, or float and used as they are) and labels [N] to train on.
 
-    `labels` are those to train on; `clean_labels` those of the source; `flipped` [N] marks where
-    they differ. `rows` [N] are row numbers in the source; a sample's id is its index in this split.
+    A sample's id is its index in this split.
     """
 
     images: Tensor | LazyImages
     labels: Tensor
-    clean_labels: Tensor
-    flipped: Tensor
-    rows: Tensor
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -66,8 +61,8 @@ def load_data(settings: DataSettings) -> ImageData:
 
     Example:
         >>> data = load_data(DataSettings("generated", train_size=64, label_noise=0.25))
-        >>> data.train.images.shape, int(data.train.flipped.sum())
-        (torch.Size([64, 3, 32, 32]), 16)
+        >>> data.train.images.shape, data.classes
+        (torch.Size([64, 3, 32, 32]), 10)
     """
     train_images, train_labels, test_images, test_labels, names = _raw(settings)
     names = _check_classes(settings, names, train_labels, test_labels)
@@ -158,7 +153,5 @@ def _split(
         images = replace(images, rows=images.rows[rows])
     elif len(rows) < len(images):
         images = images[rows]
-    clean = labels[rows]
     share = settings.label_noise if part == "train" else 0.0
-    noisy, flipped = add_label_noise(clean, share, classes, settings.noise_seed)
-    return Split(images, noisy, clean, flipped, rows)
+    return Split(images, add_label_noise(labels[rows], share, classes, settings.noise_seed))

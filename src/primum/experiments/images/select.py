@@ -33,20 +33,15 @@ def subset(labels: Tensor, size: int | None, classes: int, *, balanced: bool, pa
     return torch.cat(kept).sort().values
 
 
-def add_label_noise(labels: Tensor, share: float, classes: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Replace a share of the labels by wrong ones; returns the labels and a mask of changed ones.
-
-    A wrong label is any other class, with equal probability. Shapes: [N] -> [N], bool [N].
-    """
+def add_label_noise(labels: Tensor, share: float, classes: int, seed: int) -> Tensor:
+    """The labels, a share of them replaced by any other class, with equal probability. [N]."""
     generator = torch.Generator().manual_seed(seed)
     count = round(share * len(labels))
     rows = torch.randperm(len(labels), generator=generator)[:count]
     shifts = torch.randint(1, classes, (count,), generator=generator)
-    flipped = torch.zeros(len(labels), dtype=torch.bool)
-    flipped[rows] = True
     noisy = labels.clone()
     noisy[rows] = (labels[rows] + shifts) % classes
-    return noisy, flipped
+    return noisy
 
 
 def mean_and_std(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:

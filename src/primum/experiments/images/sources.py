@@ -13,40 +13,30 @@ class DataError(UserError):
 
 @dataclass(frozen=True)
 class Source:
-    """A data set: description, name on the Hugging Face hub, and expected properties.
+    """A data set: name on the Hugging Face hub, and expected properties.
 
     Images of a lazy source, of many sizes, stay encoded and are decoded batch by batch.
     """
 
-    description: str
-    hub: str | None
-    classes: int | None
+    hub: str | None = None
+    classes: int | None = None
     label_columns: tuple[str, ...] = ("label",)
     lazy: bool = False
 
 
 SOURCES: dict[str, Source] = {
-    "cifar10": Source("60,000 images of 32 x 32 pixels, 10 classes", "uoft-cs/cifar10", 10),
-    "cifar100": Source(
-        "60,000 images of 32 x 32 pixels, 100 classes",
-        "uoft-cs/cifar100",
-        100,
-        ("fine_label", "label"),
-    ),
-    "tiny-imagenet": Source(
-        "110,000 images of 64 x 64 pixels, 200 classes (1.3 GB in memory)",
-        "zh-plus/tiny-imagenet",
-        200,
-    ),
-    "imagenet100": Source(
-        "131,689 photographs, 100 classes of ImageNet (on the hub: 160 pixels on the short side)",
-        "clane9/imagenet-100",
-        100,
-        lazy=True,
-    ),
-    "digits": Source("1,797 handwritten digits of 8 x 8 pixels with noise, as RGB", None, 10),
-    "noisy-digits": Source("the demo's digits: one channel, floats", None, 10),
-    "generated": Source("generated noisy patterns of 10 classes", None, None),
+    # 60,000 images of 32 x 32 pixels.
+    "cifar10": Source("uoft-cs/cifar10", 10),
+    "cifar100": Source("uoft-cs/cifar100", 100, ("fine_label", "label")),
+    # 110,000 images of 64 x 64 pixels (1.3 GB in memory).
+    "tiny-imagenet": Source("zh-plus/tiny-imagenet", 200),
+    # 131,689 photographs (on the hub: 160 pixels on the short side).
+    "imagenet100": Source("clane9/imagenet-100", 100, lazy=True),
+    # 1,797 handwritten digits of 8 x 8 pixels with noise, as RGB; the demo's: one channel, floats.
+    "digits": Source(classes=10),
+    "noisy-digits": Source(classes=10),
+    # Noisy patterns.
+    "generated": Source(),
 }
 
 
@@ -114,4 +104,4 @@ class DataSettings:
     @property
     def source(self) -> Source:
         """The known source, or one with only a hub name."""
-        return SOURCES.get(self.name) or Source("on the hub", self.name, None)
+        return SOURCES.get(self.name) or Source(self.name)

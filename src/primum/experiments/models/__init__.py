@@ -11,7 +11,7 @@ gpt.py        a small GPT
 language.py   language models by name, or a user's own by import path
 """
 
-from primum.experiments.models.digits import EncoderBlock, GroupNormCNN, PatchTransformer
+from primum.experiments.models.digits import GroupNormCNN, PatchTransformer
 from primum.experiments.models.gpt import GPT
 from primum.experiments.models.language import LANGUAGE_MODELS, build_language_model
 from primum.experiments.models.registry import MODELS, ModelError, build_model, find_model
@@ -20,7 +20,6 @@ __all__ = [
     "GPT",
     "LANGUAGE_MODELS",
     "MODELS",
-    "EncoderBlock",
     "GroupNormCNN",
     "ModelError",
     "PatchTransformer",

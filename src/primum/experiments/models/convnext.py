@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+LAYER_SCALE = 1e-6  # initial factor on each channel of a block's output
+
 
 class ConvNeXt(nn.Module):
     """A stem of 4 x 4 patches, four stages, global average pooling, norm, head.
@@ -15,7 +17,6 @@ class ConvNeXt(nn.Module):
         widths: channels per stage.
         drop_path: probability of skipping the last block for a sample; it rises linearly from 0
             at the first block (stochastic depth). 0.1 in the article's recipe.
-        layer_scale: initial value of the factor on each channel of a block's output.
     """
 
     def __init__(
@@ -25,7 +26,6 @@ class ConvNeXt(nn.Module):
         depths: tuple[int, ...] = (3, 3, 9, 3),
         widths: tuple[int, ...] = (96, 192, 384, 768),
         drop_path: float = 0.1,
-        layer_scale: float = 1e-6,
     ) -> None:
         super().__init__()
         rates = torch.linspace(0, drop_path, sum(depths)).tolist()
@@ -36,7 +36,7 @@ class ConvNeXt(nn.Module):
                 layers += [nn.Conv2d(inputs, width, 4, stride=4), ChannelNorm(width)]
             else:
                 layers += [ChannelNorm(inputs), nn.Conv2d(inputs, width, 2, stride=2)]
-            layers += [ConvNeXtBlock(width, rates.pop(0), layer_scale) for _ in range(depth)]
+            layers += [ConvNeXtBlock(width, rates.pop(0)) for _ in range(depth)]
             inputs = width
         self.stages = nn.Sequential(*layers)
         self.norm = nn.LayerNorm(inputs, eps=1e-6)
@@ -56,14 +56,14 @@ class ConvNeXt(nn.Module):
 class ConvNeXtBlock(nn.Module):
     """Depthwise 7 x 7 convolution, norm, two pointwise layers, scaled and added back."""
 
-    def __init__(self, width: int, drop_path: float, layer_scale: float) -> None:
+    def __init__(self, width: int, drop_path: float) -> None:
         super().__init__()
         self.depthwise = nn.Conv2d(width, width, 7, padding=3, groups=width)
         self.pointwise = nn.Sequential(
             nn.LayerNorm(width, eps=1e-6),
             *(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)),
         )
-        self.scale = nn.Parameter(torch.full((width,), layer_scale))
+        self.scale = nn.Parameter(torch.full((width,), LAYER_SCALE))
         self.drop_path = DropPath(drop_path)
 
     def forward(self, features: Tensor) -> Tensor:
@@ -90,8 +90,6 @@ class DropPath(nn.Module):
 
     def __init__(self, rate: float) -> None:
         super().__init__()
-        if not 0.0 <= rate < 1.0:
-            raise ValueError(f"drop_path must be in [0, 1), got {rate}")
         self.rate = rate
 
     def forward(self, change: Tensor) -> Tensor:

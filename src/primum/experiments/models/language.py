@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,14 +11,6 @@ from torch import Tensor, nn
 
 from primum.experiments.models.gpt import GPT
 from primum.experiments.models.registry import ModelError, call_factory, find_factory
-
-
-@dataclass(frozen=True)
-class LanguageModel:
-    """Description of a model, and how to build it from vocabulary size and sequence length."""
-
-    description: str
-    build: Callable[[int, int], nn.Module]
 
 
 class TransformersGPT2(nn.Module):
@@ -60,31 +51,16 @@ class TransformersGPT2(nn.Module):
         return logits
 
 
-LANGUAGE_MODELS: dict[str, LanguageModel] = {
-    "gpt-nano": LanguageModel(
-        "GPT of 2 layers, 4 heads, width 64",
-        lambda vocabulary, length: GPT(vocabulary, length, width=64, depth=2),
-    ),
-    "gpt-nano-tied": LanguageModel(
-        "the same with a head tied to the embedding",
-        lambda vocabulary, length: GPT(vocabulary, length, width=64, depth=2, tied=True),
-    ),
-    "gpt-micro": LanguageModel(
-        "GPT of 3 layers, 4 heads, width 96",
-        lambda vocabulary, length: GPT(vocabulary, length),
-    ),
-    "gpt2-nano": LanguageModel(
-        "Transformers' GPT-2 of 2 layers, 4 heads, width 64, tied, dropout 0.1",
-        lambda vocabulary, length: TransformersGPT2(
-            vocabulary, length, width=64, depth=2, heads=4, dropout=0.1
-        ),
-    ),
+# From vocabulary size and sequence length; all have 4 heads.
+LANGUAGE_MODELS: dict[str, Callable[[int, int], nn.Module]] = {
+    "gpt-nano": partial(GPT, width=64, depth=2),
+    "gpt-nano-tied": partial(GPT, width=64, depth=2, tied=True),
+    "gpt-micro": GPT,  # 3 layers, width 96
+    "gpt2-nano": partial(TransformersGPT2, width=64, depth=2, heads=4, dropout=0.1),
 }
 
 
-def build_language_model(
-    name: str, vocabulary: int, length: int, *, seed: int | None = None
-) -> nn.Module:
+def build_language_model(name: str, vocabulary: int, length: int, *, seed: int = 0) -> nn.Module:
     """A model by name, or `package.module:factory`, called as `factory(vocabulary=, length=)`.
 
     Args:
@@ -92,13 +68,11 @@ def build_language_model(
             directory.
         vocabulary: Size of the vocabulary.
         length: Tokens per sequence.
-        seed: Seed of the initialisation; None draws from the global generator.
+        seed: Seed of the initialisation.
     """
-    build = find_language_model(name)
-    with nullcontext() if seed is None else torch.random.fork_rng(devices=[]):
-        if seed is not None:
-            torch.manual_seed(seed)
-        return build(vocabulary, length)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return find_language_model(name)(vocabulary, length)
 
 
 def find_language_model(name: str) -> Callable[[int, int], nn.Module]:
@@ -113,4 +87,4 @@ def find_language_model(name: str) -> Callable[[int, int], nn.Module]:
             f"unknown language model {name!r}; choose from {', '.join(LANGUAGE_MODELS)}, "
             "or pass your own as package.module:factory"
         )
-    return LANGUAGE_MODELS[name].build
+    return LANGUAGE_MODELS[name]

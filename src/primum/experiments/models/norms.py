@@ -19,9 +19,7 @@ def norm_layer(norm: Norm, groups: int) -> Callable[[int], nn.Module]:
     """A function from a number of channels to a layer with one scale and shift per channel."""
     if norm == "batch":
         return nn.BatchNorm2d
-    if norm == "group":
-        return lambda channels: nn.GroupNorm(groups, channels)
-    raise ValueError(f'norm must be "group" or "batch", got {norm!r}')
+    return lambda channels: nn.GroupNorm(groups, channels)
 
 
 def init_convolutions(model: nn.Module) -> None:

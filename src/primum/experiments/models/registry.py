@@ -7,10 +7,8 @@ import inspect
 import sys
 import traceback
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import nn
@@ -29,16 +27,19 @@ class ModelError(UserError):
     """A model that cannot be built. The message has a way to fix it."""
 
 
-@dataclass(frozen=True)
-class Model:
-    """Description of a model, the norms to choose from (the default first), and how to build it.
+class Model(NamedTuple):
+    """How to build a model from classes, image side and norm; its norms, the default first."""
 
-    `build` takes the number of classes, the image side and the norm.
-    """
-
-    description: str
-    norms: tuple[Norm, ...]
     build: Callable[[int, int, Norm], nn.Module]
+    norms: tuple[Norm, ...] = ()
+
+
+def _cifar_resnet(blocks: int, *, chain: bool = False) -> Callable[[int, int, Norm], nn.Module]:
+    def build(classes: int, image_size: int, norm: Norm) -> nn.Module:
+        net = CifarResNet(classes, blocks=blocks, norm=norm)
+        return as_chain(net) if chain else net
+
+    return build
 
 
 def _resnet50(classes: int, image_size: int, norm: Norm) -> nn.Module:
@@ -68,65 +69,33 @@ def _digits(build: Callable[[], nn.Module]) -> Callable[[int, int, Norm], nn.Mod
 
 
 MODELS: dict[str, Model] = {
-    "cnn-small": Model(
-        "3 convolutions, 64-wide head: CIFAR studies on a CPU",
-        ("group", "batch"),
-        lambda classes, size, norm: SmallCNN(classes, norm=norm),
-    ),
-    "cnn-whitened": Model(
-        "frozen whitening layer, 6 convolutions, batch norm, 64-wide head: CIFAR speedruns",
-        (),
-        _whitened,
-    ),
+    # 3 convolutions, 64-wide head: CIFAR studies on a CPU.
+    "cnn-small": Model(lambda classes, _, norm: SmallCNN(classes, norm=norm), ("group", "batch")),
+    # Frozen whitening layer, 6 convolutions, batch norm, 64-wide head: CIFAR speedruns.
+    "cnn-whitened": Model(_whitened),
+    # Transformer of 4 layers, 4 heads, width 96, 16 patches: CIFAR studies on a CPU.
     "vit-micro": Model(
-        "transformer of 4 layers, 4 heads, width 96, 16 patches: CIFAR studies on a CPU",
-        (),
         lambda classes, size, _: ViT(
             classes, image_size=size, width=96, depth=4, heads=4, patches=4
-        ),
+        )
     ),
-    "resnet20": Model(
-        "the paper's ResNet-20 for CIFAR, group norm with 8 groups",
-        ("group", "batch"),
-        lambda classes, size, norm: CifarResNet(classes, blocks=3, norm=norm),
-    ),
-    "resnet20-chain": Model(
-        "ResNet-20 as a chain of blocks, for the arm explicit",
-        ("group",),
-        lambda classes, size, norm: as_chain(CifarResNet(classes, blocks=3, norm=norm)),
-    ),
-    "resnet8-chain": Model(
-        "ResNet-8 as a chain of blocks, for quick trials of the arm explicit",
-        ("group",),
-        lambda classes, size, norm: as_chain(CifarResNet(classes, blocks=1, norm=norm)),
-    ),
-    "resnet44": Model(
-        "the paper's ResNet-44 for CIFAR, group norm with 8 groups",
-        ("group", "batch"),
-        lambda classes, size, norm: CifarResNet(classes, blocks=7, norm=norm),
-    ),
-    "resnet50": Model(
-        "the paper's ResNet-50 for Tiny-ImageNet, batch norm or group norm",
-        ("batch", "group"),
-        _resnet50,
-    ),
-    "vit": Model(
-        "the paper's ViT for CIFAR: 7 layers, 12 heads, width 384",
-        (),
-        lambda classes, size, _: ViT(classes, image_size=size),
-    ),
-    "vit-small": Model(
-        "the paper's ViT-small for CIFAR: 7 layers, 12 heads, width 192",
-        (),
-        lambda classes, size, _: ViT(classes, image_size=size, width=192),
-    ),
-    "convnext-t": Model(
-        "the paper's ConvNeXt-T for Tiny-ImageNet and ImageNet-100, stochastic depth 0.1",
-        (),
-        _convnext,
-    ),
-    "digits-cnn": Model("the demo's group-norm CNN for digits", (), _digits(GroupNormCNN)),
-    "digits-transformer": Model("the demo's transformer for digits", (), _digits(PatchTransformer)),
+    # The paper's ResNet-20 for CIFAR, group norm with 8 groups.
+    "resnet20": Model(_cifar_resnet(3), ("group", "batch")),
+    # ResNet-20 as a chain of blocks, for the arm explicit; ResNet-8 for quick trials of it.
+    "resnet20-chain": Model(_cifar_resnet(3, chain=True), ("group",)),
+    "resnet8-chain": Model(_cifar_resnet(1, chain=True), ("group",)),
+    # The paper's ResNet-44 for CIFAR, group norm with 8 groups.
+    "resnet44": Model(_cifar_resnet(7), ("group", "batch")),
+    # The paper's ResNet-50 for Tiny-ImageNet, batch norm or group norm.
+    "resnet50": Model(_resnet50, ("batch", "group")),
+    # The paper's ViT for CIFAR: 7 layers, 12 heads, width 384; ViT-small has width 192.
+    "vit": Model(lambda classes, size, _: ViT(classes, image_size=size)),
+    "vit-small": Model(lambda classes, size, _: ViT(classes, image_size=size, width=192)),
+    # The paper's ConvNeXt-T for Tiny-ImageNet and ImageNet-100, stochastic depth 0.1.
+    "convnext-t": Model(_convnext),
+    # The demo's group-norm CNN and transformer for digits.
+    "digits-cnn": Model(_digits(GroupNormCNN)),
+    "digits-transformer": Model(_digits(PatchTransformer)),
 }
 
 
@@ -136,7 +105,7 @@ def build_model(
     image_size: int,
     *,
     norm: Norm | None = None,
-    seed: int | None = None,
+    seed: int = 0,
 ) -> nn.Module:
     """A model by name, or `package.module:factory`, called as `factory(classes=, image_size=)`.
 
@@ -145,14 +114,10 @@ def build_model(
         classes: number of logits.
         image_size: side of the images.
         norm: `"group"` or `"batch"`, for models that have both; None is the model's default.
-        seed: seed of the initialisation; None draws from the global generator.
+        seed: seed of the initialisation.
     """
-    for what, value in (("classes", classes), ("image_size", image_size)):
-        if value < 1:
-            raise ModelError(f"{what} must be >= 1, got {value}")
-    with nullcontext() if seed is None else torch.random.fork_rng(devices=[]):
-        if seed is not None:
-            torch.manual_seed(seed)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
         return find_model(name, norm)(classes, image_size)
 
 

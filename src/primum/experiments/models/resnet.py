@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from primum.experiments.models.norms import Norm, init_convolutions, norm_layer
 
-Shortcut = Literal["pad", "conv"]
 Stem = Literal["imagenet", "small"]
 
 
@@ -21,20 +20,12 @@ class CifarResNet(nn.Module):
     """A convolution, three stages of `blocks` basic blocks with 16, 32 and 64 channels, head.
 
     Depth 6 * blocks + 2. Where the image halves, the shortcut is subsampled and padded with zero
-    channels (`"pad"`, option A of the article, its choice for CIFAR) or projected (`"conv"`).
+    channels (option A of the article, its choice for CIFAR).
     """
 
-    def __init__(
-        self,
-        classes: int,
-        *,
-        blocks: int,
-        norm: Norm = "group",
-        groups: int = 8,
-        shortcut: Shortcut = "pad",
-    ) -> None:
+    def __init__(self, classes: int, *, blocks: int, norm: Norm = "group") -> None:
         super().__init__()
-        make_norm = norm_layer(norm, groups)
+        make_norm = norm_layer(norm, groups=8)
         self.stem = nn.Sequential(_conv(3, 16, 3), make_norm(16), nn.ReLU())
         layers: list[nn.Module] = []
         inputs = 16
@@ -45,11 +36,7 @@ class CifarResNet(nn.Module):
                     *(_conv(inputs, outputs, 3, stride), make_norm(outputs), nn.ReLU()),
                     *(_conv(outputs, outputs, 3), make_norm(outputs)),
                 )
-                skip: nn.Module = nn.Identity()
-                if stride == 2 and shortcut == "pad":
-                    skip = PadChannels(outputs - inputs)
-                elif stride == 2:
-                    skip = nn.Sequential(_conv(inputs, outputs, 1, 2), make_norm(outputs))
+                skip = PadChannels(outputs - inputs) if stride == 2 else nn.Identity()
                 layers.append(ResidualBlock(residual, skip))
                 inputs = outputs
         self.stages = nn.Sequential(*layers)
@@ -82,11 +69,9 @@ class ResNet50(nn.Module):
     The stride is on the 3 x 3 convolution, as in all current implementations.
     """
 
-    def __init__(
-        self, classes: int, *, norm: Norm = "batch", groups: int = 32, stem: Stem = "imagenet"
-    ) -> None:
+    def __init__(self, classes: int, *, norm: Norm = "batch", stem: Stem = "imagenet") -> None:
         super().__init__()
-        make_norm = norm_layer(norm, groups)
+        make_norm = norm_layer(norm, groups=32)
         if stem == "imagenet":
             self.stem = nn.Sequential(
                 *(_conv(3, 64, 7, 2), make_norm(64), nn.ReLU(inplace=True)),

@@ -16,11 +16,9 @@ class SmallCNN(nn.Module):
     The head is 64 x 10 for ten classes, as in ResNet-20 and ResNet-44.
     """
 
-    def __init__(
-        self, classes: int, *, norm: Norm = "group", groups: int = 8, width: int = 16
-    ) -> None:
+    def __init__(self, classes: int, *, norm: Norm = "group") -> None:
         super().__init__()
-        make_norm = norm_layer(norm, groups)
+        make_norm, width = norm_layer(norm, groups=8), 16
         self.body = nn.Sequential(
             *(_conv(3, width), nn.MaxPool2d(2), make_norm(width), nn.ReLU()),
             *(_conv(width, 2 * width), nn.MaxPool2d(2), make_norm(2 * width), nn.ReLU()),

@@ -21,9 +21,9 @@ class WhitenedCNN(nn.Module):
     about 1,300 images per second.
     """
 
-    def __init__(
-        self, classes: int, *, widths: tuple[int, ...] = (32, 64, 64), scale: float = 1 / 9
-    ) -> None:
+    scale = 1 / 9  # of the logits
+
+    def __init__(self, classes: int, *, widths: tuple[int, ...] = (32, 64, 64)) -> None:
         super().__init__()
         inputs = 2 * 3 * PATCH**2
         self.first = nn.Conv2d(3, inputs, PATCH, bias=False)
@@ -32,7 +32,6 @@ class WhitenedCNN(nn.Module):
             *(_group(i, o) for i, o in zip((inputs, *widths), widths, strict=False))
         )
         self.head = nn.Linear(widths[-1], classes, bias=False)
-        self.scale = scale
         # Of the weights; the features follow.
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
