@@ -260,6 +260,15 @@ def test_values_that_are_not_finite_say_nothing_of_samples() -> None:
     assert report_of(reducer).applied
 
 
+def test_an_empty_batch_says_nothing_of_samples() -> None:
+    model = lora_below()
+    _, reducer = started(model)
+    with pytest.warns(RuntimeWarning, match="nothing to trade off"):
+        model(torch.zeros(0, 6)).sum().backward()
+    losses_on(0, 12)(model).sum().backward()
+    assert (report_of(reducer).applied, int(report_of(reducer).fallbacks)) == (True, 0)
+
+
 def test_rows_that_are_not_samples() -> None:
     class Windows(nn.Sequential):
         def forward(self, x: Tensor) -> Tensor:

@@ -204,10 +204,10 @@ class Outlet:
     ) -> bool:
         """Whether positions depend on each other after the layer; warns of samples that do.
 
-        Known from the first pass whose values are finite, by one more second pass: with a gradient
-        at the last position of the last sample alone.
+        Known from the first pass that has samples and whose values are finite, by one more second
+        pass: with a gradient at the last position of the last sample alone.
         """
-        if self._spreads is None:
+        if self._spreads is None and gradient.numel() > 0:
             alone = torch.zeros_like(gradient, memory_format=torch.contiguous_format)
             last = alone[-1] if alone.dim() < 3 else alone[-1].view(-1, alone.shape[-1])[-1]
             last.copy_(torch.arange(last.numel(), device=last.device).cos().view(last.shape))
