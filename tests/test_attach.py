@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn, optim
 
 import primum
-from loops import ADAMW, SGD, batch, make, report_of, train
+from loops import ADAMW, SGD, assert_close, batch, gradients, make, report_of, train
 from primum import Reducer
 
 ATTACH = pytest.mark.parametrize("attach", [primum.attach, primum.observe])
@@ -210,11 +210,23 @@ class TestHead:
         assert old.last is None
         assert "removed" in repr(old)
         assert report_of(new).applied == (second is primum.attach)
-        second(model, optimizer, head=model[0]).remove()  # another head is another matter
-        train(model, optimizer, 1)
-        assert report_of(new).applied == (second is primum.attach)
         old.remove()  # of no effect on the new one
         assert len(model[2]._forward_hooks) == 1
+
+    def test_an_inner_layer_replaces_what_weighs_the_output(self) -> None:
+        """Otherwise both would, and gradients would be multiplied by the weights of both."""
+        model, optimizer = make()
+        old = primum.attach(model, optimizer)
+        new = primum.attach(model, optimizer, head=model[0])
+        assert "removed" in repr(old)
+        inputs, labels = batch(0, 24)
+        F.cross_entropy(model(inputs), labels).backward()
+        found, weights = gradients(model), 1 + report_of(new).extra_weights
+        new.remove()
+        optimizer.zero_grad()
+        losses = F.cross_entropy(model(inputs), labels, reduction="none")
+        (weights * losses).mean().backward()
+        assert_close(found, gradients(model), 1e-12)
 
     def test_observe_takes_what_attach_takes(self) -> None:
         assert inspect.signature(primum.observe) == inspect.signature(primum.attach)

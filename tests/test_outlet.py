@@ -68,6 +68,31 @@ def test_gradients_are_those_of_weighted_losses(
     assert max(most) > 0.01
 
 
+@pytest.mark.parametrize("shape", [(12,), (6, 5)], ids=["rows", "sequences"])
+def test_other_losses_on_the_input_of_a_frozen_head_stay_plain(shape: tuple[int, ...]) -> None:
+    """As with a value head, or a loss on hidden states: the weights are not for them."""
+    torch.manual_seed(0)
+    head, value = frozen(nn.Linear(8, 4)), nn.Linear(8, 1)
+    body = nn.Sequential(nn.Linear(6, 8), nn.Tanh())
+    model = nn.ModuleDict({"body": body, "head": head, "value": value}).double()
+    inputs, labels = batch(0, *shape)
+
+    def terms() -> tuple[Tensor, Tensor]:
+        hidden = body(inputs)
+        losses = F.cross_entropy(head(hidden).flatten(0, -2), labels.flatten(), reduction="none")
+        return per_row(losses / len(losses), shape[0]), value(hidden).square().mean()
+
+    _, reducer = started(model, head="head", per="sample")
+    losses, other = terms()
+    (losses.sum() + other).backward()
+    found, weights = [p.grad for p in trained(model)], 1 + report_of(reducer).extra_weights
+    assert weights.max() > 1.01
+    reducer.remove()
+    losses, other = terms()
+    expected = torch.autograd.grad((weights * losses).sum() + other, trained(model))
+    torch.testing.assert_close(flat(found), flat(expected), rtol=1e-10, atol=1e-12)
+
+
 def test_old_weight_norm() -> None:
     """Which cannot be copied once it has run."""
     models = []
@@ -235,6 +260,15 @@ def test_values_that_are_not_finite_say_nothing_of_samples() -> None:
     assert report_of(reducer).applied
 
 
+def test_an_empty_batch_says_nothing_of_samples() -> None:
+    model = lora_below()
+    _, reducer = started(model)
+    with pytest.warns(RuntimeWarning, match="nothing to trade off"):
+        model(torch.zeros(0, 6)).sum().backward()
+    losses_on(0, 12)(model).sum().backward()
+    assert (report_of(reducer).applied, int(report_of(reducer).fallbacks)) == (True, 0)
+
+
 def test_rows_that_are_not_samples() -> None:
     class Windows(nn.Sequential):
         def forward(self, x: Tensor) -> Tensor:
@@ -303,7 +337,7 @@ class TestSecondPass:
 
     def test_torch_that_does_not_say_which_node_runs(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("primum.outlet.current_node", lambda: None)
-        model = lora_below()
+        model = HEADS["weight norm"][0]()
         started(model)
         with pytest.warns(RuntimeWarning, match="does not expose the current"):
             losses_on(0, 12)(model).sum().backward()

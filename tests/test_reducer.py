@@ -413,6 +413,19 @@ class TestPlainTraining:
             assert torch.equal(one, other)
         assert torch.equal(plain[2], ours[2])
 
+    @pytest.mark.parametrize("over", [0, 1])
+    def test_bit_for_bit_with_gradients_that_are_expanded(self, over: int) -> None:
+        """The sum of a bias's gradient depends on the strides of what arrives at the output."""
+        found = []
+        for radius in (None, 0):
+            torch.manual_seed(0)
+            model = nn.Linear(33, 5)
+            if radius is not None:
+                primum.attach(model, optim.SGD(model.parameters(), lr=0.1), radius=radius)
+            model(torch.randn(37, 33)).sum(over).square().mean().backward()
+            found.append(gradients(model))
+        assert all(map(torch.equal, *found))
+
     @BOTH
     def test_attach_changes_it_and_draws_no_random_numbers(self, kind: Any, options: Any) -> None:
         plain, ours = run(5, None, kind, options), run(5, primum.attach, kind, options)

@@ -17,7 +17,6 @@ from primum.checks import check_head, check_order, grad_scaler, optimizers_in, o
 from primum.choices import Options
 from primum.compat import is_sharded
 from primum.hook import hooked
-from primum.outlet import Outlet
 from primum.positions import RADIUS, Per
 from primum.ranks import Scope
 from primum.recipe import Primum, Recipe
@@ -130,9 +129,9 @@ def attach(
     check_head(model, linear, name, split=shards is not None)
     owners = _owners(optimizers, linear, name, shards)
     ranks = Scope(scope, process_group, model, None if shards is None else shards.ranks)
-    detach(linear)  # attaching again replaces what was there
-    if place.output is not None:
-        _remove_from(place.output, Outlet)
+    for weighed in (linear, place.output):
+        if weighed is not None:
+            detach(weighed)  # attaching again replaces what was there
     checked = head is None and model not in (linear, place.output)
     output_name = names.get(id(place.output), "") or "the model"
     follows = radius is None and recipe == "primum"
@@ -190,14 +189,10 @@ def detach(model: nn.Module) -> None:
         >>> primum.detach(model)
     """
     for module in model.modules():
-        _remove_from(module, object)
-
-
-def _remove_from(module: nn.Module, kind: type) -> None:
-    for listener in hooked(module):
-        owner = getattr(listener, "owner", None)
-        if isinstance(owner, Reducer) and isinstance(listener, kind):
-            owner.remove()
+        for listener in hooked(module):
+            owner = getattr(listener, "owner", None)
+            if isinstance(owner, Reducer):
+                owner.remove()
 
 
 def _recipe(recipe: Recipe | str, *, radius: float | None, per: str, **settings: Any) -> Recipe:

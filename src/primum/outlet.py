@@ -6,7 +6,8 @@ the graph stays for the pass that is under way. The weights found there multiply
 output, so every trained parameter receives them, above the layer and beside it.
 
 In front of a frozen head nothing is trained above its input, so the gradient is taken there: no
-operation of the size of the vocabulary is repeated.
+operation of the size of the vocabulary is repeated. Only the head's share of it: a value head or
+another loss on the same features keeps its own.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from itertools import islice
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge
+from torch.autograd.graph import GradientEdge, Node
 
-from primum.capture import Pass, mark, reweight, rows_of
+from primum.capture import Pass, mark, nodes_behind, reweight, rows_of
 from primum.compat import (
     batch_norm,
     current_node,
@@ -34,12 +36,16 @@ from primum.fallback import Plain
 from primum.hook import Hook
 from primum.ranks import Ranks
 
+MOST_NODES = 100  # Of a frozen head, in which its input is looked for.
+
 
 class Owner(Protocol):
     """What an `Outlet` reports to: the Reducer."""
 
-    def on_output(self, gradient: Tensor, output: int, ranks: Ranks | None) -> Tensor | None:
-        """A gradient arrived at output number `output` of the node that runs now."""
+    def on_output(
+        self, gradient: Tensor, output: int | GradientEdge, ranks: Ranks | None
+    ) -> Tensor | None:
+        """A gradient arrived at an edge, or at output number `output` of the node that runs now."""
 
     def _ranks(self, *, eager: bool) -> Ranks | None: ...
 
@@ -101,11 +107,40 @@ class Outlet:
             return
         mark(tensor.grad_fn, self)
         self.marked = True
-        hook = partial(self._arrive, tensor.output_nr, owner._ranks(eager=True))
-        tensor.register_hook(hook)  # type: ignore[no-untyped-call]
+        ranks = owner._ranks(eager=True)
+        uses = [] if tensor is output else self._uses(output, tensor)
+        if len(uses) == 1:
+            ((node, place),) = uses
+            edge = GradientEdge(tensor.grad_fn, tensor.output_nr)
+            node.register_hook(partial(self._share, place, edge, ranks))
+        else:
+            hook = partial(self._arrive, tensor.output_nr, ranks)
+            tensor.register_hook(hook)  # type: ignore[no-untyped-call]
+
+    def _uses(self, output: Any, tensor: Tensor) -> list[tuple[Node, int]]:
+        """Where the graph of a module's output takes its input: nodes, and which of their inputs.
+
+        The input's own node is marked, so the search ends there.
+        """
+        nodes = islice(nodes_behind(output, self), MOST_NODES) if isinstance(output, Tensor) else ()
+        own = tensor.grad_fn, tensor.output_nr
+        return [(n, i) for n in nodes for i, each in enumerate(n.next_functions) if each == own]
 
     @eager
-    def _arrive(self, output: int, ranks: Ranks | None, gradient: Tensor) -> Tensor | None:
+    def _share(
+        self, place: int, edge: GradientEdge, ranks: Ranks | None, gradients: Any, _: Any
+    ) -> Any:
+        """What a node hands on to its inputs, with the weighted one for the input at `place`."""
+        gradient = gradients[place]
+        weighted = None if gradient is None else self._arrive(edge, ranks, gradient)
+        if weighted is None:
+            return None
+        return *gradients[:place], weighted, *gradients[place + 1 :]
+
+    @eager
+    def _arrive(
+        self, output: int | GradientEdge, ranks: Ranks | None, gradient: Tensor
+    ) -> Tensor | None:
         owner = self._owner()
         if owner is None or self._busy:  # the second pass starts at the same node
             return None
@@ -113,8 +148,10 @@ class Outlet:
 
     # --- on the way back --------------------------------------------------------------------------
 
-    def edge(self, output: int) -> GradientEdge:
-        """Where the gradient is that arrives now."""
+    def edge(self, output: int | GradientEdge) -> GradientEdge:
+        """Where the gradient is that arrives now: at an output of the node that runs, if given."""
+        if isinstance(output, GradientEdge):
+            return output
         node = current_node()
         if node is None:
             raise Plain("this version of torch does not expose the current autograd node")
@@ -167,10 +204,10 @@ class Outlet:
     ) -> bool:
         """Whether positions depend on each other after the layer; warns of samples that do.
 
-        Known from the first pass whose values are finite, by one more second pass: with a gradient
-        at the last position of the last sample alone.
+        Known from the first pass that has samples and whose values are finite, by one more second
+        pass: with a gradient at the last position of the last sample alone.
         """
-        if self._spreads is None:
+        if self._spreads is None and gradient.numel() > 0:
             alone = torch.zeros_like(gradient, memory_format=torch.contiguous_format)
             last = alone[-1] if alone.dim() < 3 else alone[-1].view(-1, alone.shape[-1])[-1]
             last.copy_(torch.arange(last.numel(), device=last.device).cos().view(last.shape))

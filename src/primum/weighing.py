@@ -100,10 +100,9 @@ class Weighing:
         self._monitor.spend(time.perf_counter() - began)
         if weighted is not None and self._last is not None:
             radius, last = getattr(self._recipe, "radius", None), self._last
-            if radius != 0:
-                sequences, per = gradients[0].dim() > 2 and not self._per.mixed, self._per.now
-                self._monitor.effect.add(last.extra_weights, last.drift, per, radius, sequences)
-            if not explicit and radius != 0:
+            sequences, per = gradients[0].dim() > 2 and not self._per.mixed, self._per.now
+            self._monitor.effect.add(last.extra_weights, last.drift, per, radius, sequences)
+            if not explicit:
                 self._monitor.weighed(last.objective, last.drift)
         return weighted
 
@@ -244,7 +243,7 @@ class Weighing:
         if self._rescale.scaler is None:  # with one, such a step is skipped and expected
             self._monitor.not_finite(solution.objective)
         self._report(drift, solution, own=own_rows)
-        return weighted if self._apply else None
+        return None if weighted[0] is gradients[0] else weighted
 
     def _waits(self) -> bool:
         """Whether this rank has gradients of earlier passes that were not reduced over ranks."""
@@ -259,7 +258,9 @@ class Weighing:
         return ranks.mean if self._shards is None else self._shards.mean
 
     def _weighted(self, gradients: Sequence[Tensor], weights: Tensor) -> list[Tensor]:
-        if not self._apply:
+        # With radius 0 as well: times 1 keeps the values but not the strides of expanded gradients,
+        # and torch sums those in another order.
+        if not self._apply or getattr(self._recipe, "radius", None) == 0:
             return list(gradients)
         # Under `create_graph=True` the weighted gradient is a function of the gradient.
         with torch.set_grad_enabled(any(each.requires_grad for each in gradients)):

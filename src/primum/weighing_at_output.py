@@ -68,7 +68,9 @@ class WeighingAtOutput(Weighing):
         if self._output_check is not None:
             self._output_check.remove()
 
-    def on_output(self, gradient: Tensor, output: int, ranks: Ranks | None) -> Tensor | None:
+    def on_output(
+        self, gradient: Tensor, output: int | GradientEdge, ranks: Ranks | None
+    ) -> Tensor | None:
         """The gradient arrived at the output: hand on the weighted one. None leaves it as it is."""
         outlet = None if self._outlet is None else self._outlet()
         weight = parameter(self._head(), "weight")
@@ -83,7 +85,7 @@ class WeighingAtOutput(Weighing):
         self,
         outlet: Outlet,
         gradient: Tensor,
-        output: int,
+        output: int | GradientEdge,
         ranks: Ranks | None,
         weight: Tensor,
         like: Tensor,
