@@ -19,14 +19,14 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from _common import Report, make_parser, use_threads
+from _common import Report, Table, make_parser, use_threads
 from scipy.stats import spearmanr
 
 from primum.experiments.formatting import show
 from primum.experiments.job import own_random_numbers
 from primum.experiments.settings import RunSettings
 from primum.experiments.shift_meter import CommonShift
-from primum.experiments.shift_page import shifts
+from primum.experiments.shift_page import Shift, shifts
 from primum.experiments.shift_runs import shift_runs
 from primum.experiments.study_results import Results, in_words
 from primum.experiments.tasks import load
@@ -55,6 +55,32 @@ def early_shares(settings: RunSettings, data: Any) -> list[float]:
     return meter.table["common_shift"]
 
 
+def compared(
+    found: dict[str, list[float]], stored: dict[str, Shift]
+) -> tuple[Table, dict[str, float], str]:
+    """The table, the rank correlations, and a sentence; `stored` has whole runs and gains."""
+    rows = []
+    for name, shares in sorted(found.items(), key=lambda item: -fmean(item[1])):
+        whole, gain = "–", "–"
+        if name in stored:
+            whole = f"{100 * stored[name].share:.0f}"
+            gain = f"{show(stored[name].gain, 1, sign='+')} ({stored[name].gain.count})"
+        span = f"{100 * min(shares):.0f} to {100 * max(shares):.0f}"
+        rows.append([name, f"{100 * fmean(shares):.0f}", span, whole, gain])
+    both = [(fmean(found[name]), stored[name]) for name in found if name in stored]
+    ranks = {}
+    if len(both) > 2:
+        early, whole_runs = [share for share, _ in both], [each.share for _, each in both]
+        gains = [each.gain.mean for _, each in both]
+        ranks = {
+            "20 steps and gain": float(spearmanr(early, gains).statistic),
+            "whole run and gain": float(spearmanr(whole_runs, gains).statistic),
+            "20 steps and whole run": float(spearmanr(early, whole_runs).statistic),
+        }
+    shown = ", ".join(f"{pair} {value:.2f}" for pair, value in ranks.items()) or "too few settings"
+    return (HEAD, rows), ranks, f"Spearman's rank correlation over {len(both)} settings: {shown}."
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure all settings, print and write a table."""
     parser = make_parser("early_shift.py", __doc__, quick="two tiny settings, generated images")
@@ -76,27 +102,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             name = in_words(run.shared())
             found[name] = early_shares(run, load(run, arguments.data_dir, arguments.cache_dir))
             print(f"{name}: {fmean(found[name]):.0%}", flush=True)
-    rows = []
-    for name, shares in sorted(found.items(), key=lambda item: -fmean(item[1])):
-        whole, gain = "–", "–"
-        if name in stored:
-            whole = f"{100 * stored[name].share:.0f}"
-            gain = f"{show(stored[name].gain, 1, sign='+')} ({stored[name].gain.count})"
-        span = f"{100 * min(shares):.0f} to {100 * max(shares):.0f}"
-        rows.append([name, f"{100 * fmean(shares):.0f}", span, whole, gain])
-    both = [(fmean(found[name]), stored[name]) for name in found if name in stored]
-    ranks = {}
-    if len(both) > 2:
-        early, whole_runs = [share for share, _ in both], [each.share for _, each in both]
-        gains = [each.gain.mean for _, each in both]
-        ranks = {
-            "20 steps and gain": float(spearmanr(early, gains).statistic),
-            "whole run and gain": float(spearmanr(whole_runs, gains).statistic),
-            "20 steps and whole run": float(spearmanr(early, whole_runs).statistic),
-        }
-    shown = ", ".join(f"{pair} {value:.2f}" for pair, value in ranks.items()) or "too few settings"
-    line = f"Spearman's rank correlation over {len(both)} settings: {shown}."
-    report.save({"shares": found, "ranks": ranks}, (HEAD, rows), line, NOTE)
+    table, ranks, line = compared(found, stored)
+    report.save({"shares": found, "ranks": ranks}, table, line, NOTE)
     report.show()
     return 0
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from primum.experiments.settings import RunSettings
 from primum.experiments.speedrun import DESIGNS, TUNED, tuned
-from primum.experiments.tuned import SETTINGS
+from primum.experiments.tuned import HALF_RATE, SETTINGS
 from primum.experiments.tutorial_runs import tiny
 
 MEASUREMENTS = 24  # in a run, about
@@ -19,6 +19,7 @@ def shift_runs(*, smoke: bool = False) -> list[RunSettings]:
     settings = [
         *(replace(tuned(budget), views=DESIGNS["full"].views) for budget in TUNED),
         *(setting.run for setting in SETTINGS),
+        HALF_RATE,
         short,
         replace(short, optimizer="adamw"),
         replace(short, norm="batch"),
