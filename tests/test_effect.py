@@ -227,6 +227,13 @@ class TestEffect:
             message = effect.after_step(Counter(), reached=True)
         assert bool(message) == speaks
 
+    def test_harmed_samples_and_a_usual_radius(self) -> None:
+        effect = Effect()
+        for _ in range(STEPS):
+            effect.add(torch.full((2,), 1e-3), torch.ones(2), "sample", 0.4, False)
+            message = effect.after_step(Counter(), reached=True)
+        assert "raised the loss of 100.0% of the samples; either weights this small" in message
+
     def test_steps_for_other_networks_are_not_counted(self) -> None:
         effect = Effect()
         for _ in range(2 * STEPS):

@@ -81,8 +81,8 @@ def _why(harmed: float, per: str, radius: float | None, sequences: bool) -> str:
         )
     if harmed > MANY:
         return (
-            f"The last step raised the loss of {harmed:.1%} of the {per}s, but the radius or the "
-            "recipe leaves no room for weights"
+            f"The last step raised the loss of {harmed:.1%} of the {per}s; either weights this "
+            "small are enough, or the radius or the recipe allows no larger ones"
         )
     return (
         f"The last step raised the loss of {harmed:.1%} of the {per}s, so there is little "

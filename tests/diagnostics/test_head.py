@@ -135,7 +135,7 @@ def parts(probe):
 def test_a_head_that_cannot_be_seen():
     probe = scene("mlp")
     held = optim.SGD(probe.model[1].parameters(), lr=0.1)
-    with pytest.raises(ValueError, match="not in any optimizer of the probe"):
+    with pytest.raises(ValueError, match="in none of the probe's optimizers"):
         see_head(Probe(probe.model, held, *parts(probe)[2:]))
     unused = nn.ModuleDict({"body": nn.Linear(5, 3), "head": nn.Linear(3, 3)})
     unused.forward = lambda x: unused["body"](x)

@@ -24,7 +24,7 @@ def probe_of(model, optimizer=None, inputs=X, targets=Y, **options):
     ids=["uneven", "empty", "no rows", "uneven dict", "no tensor"],
 )
 def test_one_row_per_sample(inputs, targets):
-    with pytest.raises(ValueError, match="one row per sample"):
+    with pytest.raises(ValueError, match="must have the same batch size"):
         probe_of(nn.Linear(3, 2), inputs=inputs, targets=targets)
 
 
@@ -47,7 +47,7 @@ def test_an_optimizer_that_cannot_be_predicted():
 def test_half_of_it_maximizes():
     model = nn.Linear(3, 2)
     groups = [{"params": [model.weight], "maximize": True}, {"params": [model.bias]}]
-    with pytest.raises(ValueError, match="different maximize="):
+    with pytest.raises(ValueError, match="maximize must be the same"):
         probe_of(model, optim.SGD(groups, lr=0.1))
 
 

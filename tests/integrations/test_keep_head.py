@@ -81,7 +81,7 @@ def test_what_keeps_the_head() -> None:
     for trainer in (None, theirs()):
         assert "compute_loss_func=" in way_out("trl", SFTConfig(), trainer)
     said = way_out("trl", SFTConfig(loss_type="chunked_nll"))
-    assert 'loss_type="chunked_nll". To have the head called, set loss_type="nll"' in said
+    assert 'loss_type="chunked_nll". To make the loss call the head, set loss_type="nll"' in said
     assert "fused_loss=True" in said
     assert "has no setting" in way_out("trl", SimpleNamespace())
 

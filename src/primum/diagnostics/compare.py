@@ -18,10 +18,10 @@ from primum.recipe import Recipe
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """One batch, several weightings; the plain step first, under "plain".
+    """Effects of several weightings of one batch; the first entry, "plain", is the plain step.
 
     Attributes:
-        interference: Measured for the whole network.
+        interference: `measure(probe)`, for the whole network.
         extra_weights: name -> [B]; zeros for "plain".
         first: First-order effect of each weighting, under the optimizer's true step.
         real: Measured effect of each weighting.
@@ -47,7 +47,7 @@ class Comparison:
 
         Columns: `reor` (true step), `reor_fixed_gain` (as in the convex problem), `reor_real`;
         `harmed` and `harmed_real`, shares of the batch; `sign_right` and `correlation`, how well
-        first order predicts the measured change; `mean_extra_weight`.
+        the first-order prediction matches the measured change; `mean_extra_weight`.
         """
         plain = self.first["plain"].drift
         columns: dict[str, list[Tensor]] = {

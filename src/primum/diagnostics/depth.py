@@ -16,8 +16,8 @@ class Depth:
 
     Attributes:
         layers: Layer names in execution order.
-        scale: The alpha that brings `alpha * partial` closest to the whole Gram matrix; 0 if the
-            partial sum is zero. [layers].
+        scale: The alpha that minimizes `||whole - alpha * partial||` (Frobenius) for the Gram
+            matrices; 0 if the partial sum is zero. [layers].
         error: `||whole - scale * partial|| / ||whole||` (Frobenius), between 0 and 1; 0 if the
             whole matrix is zero. [layers].
     """

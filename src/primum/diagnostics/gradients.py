@@ -115,7 +115,7 @@ def _chunk(probe: Probe, of_one: OfOne, place: slice) -> Any:
 
 @contextmanager
 def _plain_attention() -> Iterator[None]:
-    """Use math attention, the only kind that vmap can batch, in training and eval mode."""
+    """Use math attention, the only backend that vmap can batch, in training and eval mode."""
     fast = torch.backends.mha.get_fastpath_enabled()
     try:
         torch.backends.mha.set_fastpath_enabled(False)

@@ -1,4 +1,4 @@
-"""What `attach` would capture at the head, with the same samples and dropout masks as here."""
+"""Capture the head's input and output gradient as `attach` would, with the probe's dropout."""
 
 from __future__ import annotations
 
@@ -51,9 +51,12 @@ def see_head(probe: Probe) -> SeenHead:
     parts: dict[str, Tensor | None] = {"weight": linear.weight, "bias": parameter(linear, "bias")}
     owners = {name: optimizers[part] for name, part in parts.items() if part in optimizers}
     if "weight" not in owners:
-        raise ValueError("the head's weight is frozen, or not in any optimizer of the probe")
+        raise ValueError(
+            "the head's weight is frozen or in none of the probe's optimizers; pass the optimizer "
+            "that trains it, or head= a layer that is trained"
+        )
     features, gradients = _factors(probe, linear)
-    # The probe negates losses that are maximized.
+    # Undo the probe's negation of losses that are maximized.
     captured = Captured(features, probe.sign * gradients, accumulated=0.0)
     return SeenHead(linear, owners, captured)
 

@@ -43,9 +43,9 @@ class Interference:
     def problem(
         self, first: int = 0, *, radius: float = RADIUS["sample"], max_extra_weight: float = 2.0
     ) -> Problem:
-        """The convex problem of layers `first` to the last: 0 for the whole network, -1 the head.
+        """The convex problem for layers `first` to the last; 0: whole network, -1: last layer.
 
-        The problem that `attach` solves for the head, summed over these layers.
+        The problem that `attach` solves for the head, with all terms summed over these layers.
         """
         reach = radius * self.step_squared[first:].sum().sqrt()
         return Problem.dense(
@@ -53,7 +53,7 @@ class Interference:
         )
 
     def drift_after(self, extra_weights: Tensor) -> Tensor:
-        """Drift of the whole network with extra weights, for a fixed gain. [..., B].
+        """Drift of the whole network with extra weights, at a fixed gain. [..., B].
 
         Exact for SGD. AdamW's gain depends slightly on the gradient: see `first_order`.
         """
@@ -61,7 +61,7 @@ class Interference:
 
 
 def measure(probe: Probe) -> Interference:
-    """Gram matrices and drift, by layer, of the step that the optimizer is about to take."""
+    """Gram matrices and drift of the optimizer's next step, by layer."""
     layers, (fractions, lr) = layers_of(probe), probe.shares()
     batch, one = probe.batch_size, torch.ones((), dtype=probe.dtype, device=probe.device)
     gram = one.new_zeros(len(layers), batch, batch)

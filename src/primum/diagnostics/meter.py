@@ -29,7 +29,7 @@ class Writer(Protocol):
 
 
 class InterferenceMeter:
-    """Collects a reducer's reports, without waiting for the device until an export.
+    """Collects a reducer's reports; waits for the device only on export.
 
     If you pass the reducer, the meter records `reducer.last` after each optimizer step. Otherwise
     call `update` once per step; this also lets you pass the ids of the samples in the batch.
@@ -60,7 +60,7 @@ class InterferenceMeter:
         self._steps: list[int] = []
         self._batch_sizes: list[int] = []
         self._applied: list[bool] = []
-        self._figures: list[Tensor] = []  # of several steps each
+        self._figures: list[Tensor] = []  # several rows each, one per step
         self._totals: Tensor | None = None
         self._waiting: list[tuple[StepReport, Tensor | None]] = []
         self._last: weakref.ref[StepReport] | None = None
@@ -86,11 +86,11 @@ class InterferenceMeter:
         """Record one step.
 
         Args:
-            report: `reducer.last`. None, as before the first backward pass, is ignored.
+            report: `reducer.last`. None (before the first backward pass) is ignored.
             ids: Index of each sample in the training set; needs `num_samples`. Preferably on the
-                model's device, where it is neither waited for nor range-checked. On several ranks,
-                the ids of this rank's samples. [B].
-            step: Step number; default: the last one plus 1.
+                model's device: no sync, but no range check either. On several ranks, the ids of
+                this rank's samples. [B].
+            step: Step number; by default the previous one plus 1.
         """
         if report is None:
             return
@@ -123,11 +123,11 @@ class InterferenceMeter:
     def samples(self) -> dict[str, list[int] | list[float]]:
         """One row per training sample: how often it was seen and harmed, and its extra weight.
 
-        `harmed_after` counts steps that harm it with the extra weights, `extra_weight` is their sum
-        (under `observe`, both are hypothetical). Steps that fell back are not counted.
+        `harmed_after` counts the steps that harm it despite the extra weights; `extra_weight` is
+        the sum of its own (under `observe`, both are hypothetical). Fallback steps do not count.
         """
         if self.num_samples is None:
-            raise ValueError("totals per sample need InterferenceMeter(num_samples=...)")
+            raise ValueError("samples() needs num_samples; pass InterferenceMeter(num_samples=...)")
         self._work_off()
         totals = self._totals
         if totals is None:
@@ -188,14 +188,14 @@ class InterferenceMeter:
         """Restore a state saved by `state_dict`."""
         missing = self.state_dict().keys() - state.keys()
         if missing:
-            raise ValueError(f"not a state_dict of an InterferenceMeter: {sorted(missing)} missing")
+            raise ValueError(f"not a state_dict of an InterferenceMeter: missing {sorted(missing)}")
         if state["columns"] != list(FIGURES):
             raise ValueError(f"this state has columns {state['columns']}, expected {list(FIGURES)}")
         totals = state["totals"]
         if totals is not None and len(totals) != self.num_samples:
             raise ValueError(
                 f"this state has totals for {len(totals)} samples, but the meter has num_samples="
-                f"{self.num_samples}"
+                f"{self.num_samples}; create it with num_samples={len(totals)}"
             )
         self._steps, self._batch_sizes = list(state["steps"]), list(state["batch_sizes"])
         self._applied = list(state["applied"])
@@ -207,14 +207,14 @@ class InterferenceMeter:
         @eager
         def note(*_: Any) -> None:
             known = None if self._last is None else self._last()
-            if reducer.last is not known:  # otherwise a step without a backward pass
+            if reducer.last is not known:  # skips steps without a backward pass
                 self.update(reducer.last)
 
         return note
 
     def _check(self, report: StepReport, ids: Tensor) -> None:
         if self.num_samples is None:
-            raise ValueError("ids need InterferenceMeter(num_samples=...)")
+            raise ValueError("ids= needs num_samples; pass InterferenceMeter(num_samples=...)")
         own = own_samples(report)
         if ids.shape != (own,):
             raise ValueError(

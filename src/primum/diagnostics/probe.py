@@ -19,7 +19,7 @@ Loss: TypeAlias = Callable[[Any, Any], Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Probe:
-    """A model, its optimizer, a loss and a batch. Measuring a probe does not disturb training.
+    """A model, its optimizer, a loss and a batch. Measuring a probe does not affect training.
 
     Parameters, buffers, `.grad`, optimizer state and random state are unchanged, and a `Reducer` on
     the model is not affected. The loss of sample i is `loss` on a batch of this sample alone, and
@@ -28,18 +28,18 @@ class Probe:
     Dropout draws one mask per sample, the same in every function that takes this probe.
 
     Args:
-        model: In the mode to measure. BatchNorm must be in eval mode.
-        optimizer: One or more optimizers. Frozen parameters, and those in no optimizer, do not
-            move and are not counted.
+        model: In train or eval mode, as it is to be measured. BatchNorm must be in eval mode.
+        optimizer: One or more optimizers. Frozen parameters, and those in no optimizer, are left
+            out.
         loss: Maps outputs and targets to one number: a mean (`nn.CrossEntropyLoss()`), or one loss
             per sample (`reduction="none"`), since it is called with one sample at a time.
         inputs: A tensor [B, ...], a tuple of positional arguments, or a dict of keyword arguments.
         targets: A tensor [B, ...], or a tuple or dict of them.
-        head: The last linear layer, as a module or dotted name. Found if not given.
-        chunk_size: Samples per `torch.func.vmap` call. 1 does not use `vmap`, for models that it
+        head: The last linear layer, as a module or dotted name. Found automatically by default.
+        chunk_size: Samples per `torch.func.vmap` call. 1 runs without `vmap`, for models that it
             cannot batch.
-        max_bytes: Memory for per-sample gradients; a single layer may take more.
-        seed: Seed of the dropout masks and of the permutation.
+        max_bytes: Memory limit for per-sample gradients; a single layer may exceed it.
+        seed: Seed of the dropout masks and of the "permuted" weights.
 
     Examples:
         >>> model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
@@ -66,8 +66,8 @@ class Probe:
         sizes = {_rows(leaf) for leaf in _tensors((self.inputs, self.targets))}
         if len(sizes) != 1 or 0 in sizes:
             raise ValueError(
-                "inputs and targets must have one row per sample and at least one sample, "
-                f"got first dimensions {sorted(sizes)}"
+                "inputs and targets must have the same batch size, at least 1, in dimension 0; "
+                f"got {sorted(sizes)}"
             )
         object.__setattr__(self, "model", _bare(self.model))
         if not isinstance(self.optimizer, Optimizer):
@@ -81,7 +81,10 @@ class Probe:
         for name, (param, owner) in self.moved.items():
             check_supported(owner, param, name)
         if len({self._maximizes(name) for name in self.moved}) > 1:
-            raise ValueError("parameter groups have different maximize=; pass one kind at a time")
+            raise ValueError(
+                "maximize must be the same in all parameter groups, got True and False; "
+                "use a separate optimizer and probe for each"
+            )
 
     @property
     def batch_size(self) -> int:
@@ -89,7 +92,7 @@ class Probe:
 
     @cached_property
     def trained(self) -> dict[str, nn.Parameter]:
-        """Parameters with `requires_grad`, by name; a shared one has its first name."""
+        """Parameters with `requires_grad`, by name; a shared one under its first name."""
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
     @cached_property
@@ -107,7 +110,7 @@ class Probe:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of all results: float32, or float64 if the model has it."""
+        """Dtype of all results: float32, or float64 if the model uses it."""
         return torch.promote_types(next(iter(self.trained.values())).dtype, torch.float32)
 
     @property

@@ -22,7 +22,7 @@ from primum.diagnostics.probe import Probe
 class RealStep:
     """Measured effect of one optimizer step on each sample of its batch.
 
-    In float32 a loss of 2 has a precision of about 2e-7; smaller changes are rounding.
+    In float32 a loss of 2 has a precision of about 2e-7; smaller changes are rounding errors.
 
     Attributes:
         before: Losses before the step. [B].
@@ -46,7 +46,7 @@ class RealStep:
 
     @property
     def sign_right(self) -> Tensor:
-        """Fraction of the batch for which first order predicts the sign of the change."""
+        """Fraction of the batch whose loss change has the predicted sign."""
         same = (self.change > 0) == (self.predicted > 0)
         return same.to(self.change.dtype).mean()
 
@@ -86,7 +86,7 @@ def real_steps(
 
 
 def stepped(probe: Probe, gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Parameters by name after a step of a copy of the optimizer."""
+    """Parameters, by name, after one step of a copy of the optimizer."""
     clones = {}
     for name, (param, _) in probe.moved.items():
         clone = clones[name] = nn.Parameter(param.detach().clone())

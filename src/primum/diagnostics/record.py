@@ -1,4 +1,4 @@
-"""Metrics of several steps, one row each, and increments of the totals of their samples.
+"""Metrics of several steps, one row each, and increments to the per-sample totals.
 
 Reports are processed together: a few device operations per step instead of thirty.
 """
@@ -66,9 +66,9 @@ def gap_of(columns: Mapping[str, Tensor]) -> Tensor:
 
 
 def marks_of(reports: Sequence[StepReport]) -> Tensor:
-    """Increments of the totals of each sample of these steps, in order. [samples, len(TOTALS)].
+    """Increments to each sample's totals, in the order of the steps. [samples, len(TOTALS)].
 
-    Steps that fell back are not counted as seen. On several ranks: this rank's samples.
+    Fallback steps do not count as seen. On several ranks: this rank's samples only.
     """
     before = torch.cat([_own(report, report.drift) for report in reports])
     after = torch.cat([_own(report, report.drift_after) for report in reports])

@@ -1,4 +1,4 @@
-"""How much of a step's effect is the same for all samples: can reweighting help at all?"""
+"""How much of a step's effect is the same for all samples, to judge if reweighting can help."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from torch import Tensor
 
 
 def common_shift(before: Tensor, after: Tensor) -> Tensor:
-    """Share of a step's change of the logits that all samples have in common.
+    """Share of a step's logit change that is common to all samples.
 
-    1: the step moved the logits of every sample alike. 0: the samples' changes average out;
-    unrelated changes give about 1 / B. Adding the same number to all logits of a sample changes no
-    softmax and is ignored. NaN if nothing moved.
+    1 if the logits of every sample change alike, 0 if the changes average out, about 1 / B if they
+    are unrelated. A constant added to all logits of a sample does not change the softmax and is
+    ignored. NaN if nothing else changed.
 
     Args:
         before: Logits of a batch before an optimizer step. [..., C].

@@ -46,7 +46,7 @@ def weightings(
     """Extra weights for the batch, computed in several ways. name -> [B].
 
     - "head": what `attach` would apply: the head's problem.
-    - "paper": the paper's recipe at the head, with moving averages as in its first step.
+    - "paper": the paper's recipe at the head, with newly initialized moving averages.
     - "network": the same problem as "head", for the whole network.
     - "permuted": the weights of "head", shuffled over the batch.
     - "uniform": the mean weight of "head", for every sample.
@@ -54,8 +54,8 @@ def weightings(
     Args:
         probe: The probe that was measured.
         interference: `measure(probe)`.
-        radius: Radius of all three problems.
-        max_extra_weight: Bound of all three problems.
+        radius: Trust-region radius of the first three.
+        max_extra_weight: Upper bound on the extra weights of the first three.
         recipes: More recipes to apply at the head, for example a `Paper` with its averages from
             training. They are copied first, so their state does not change.
     """

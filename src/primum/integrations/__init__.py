@@ -4,7 +4,7 @@
     lightning.py     a Callback for PyTorch Lightning
     transformers.py  a TrainerCallback for the Hugging Face Trainer
     fused_loss.py    causal language model loss without all logits in memory, in a Trainer
-    keep_head.py     which trainers' losses bypass the head, and what to set
+    keep_head.py     detects trainer losses that bypass the head; advice on settings
     logging.py       log metrics to TensorBoard, W&B, MLflow or any `log(dict)`
 
 Each file only needs its own framework. Accelerate and Fabric need none of them: `primum.attach`

@@ -1,4 +1,4 @@
-"""A Reducer created late: settings first, model and optimizer when training starts."""
+"""A Reducer created when training starts, from settings given earlier."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PREFIX = "primum/"
 
 
 class Attachment:
-    """Shared by the callbacks of all frameworks: begin, end, state, metrics.
+    """Manages a callback's Reducer, for all frameworks: begin, end, state, metrics.
 
     Frameworks create the callback before the optimizer, may load a checkpoint before or after
     training starts, and save one after it has ended. So a state loaded early is kept until
@@ -36,7 +36,7 @@ class Attachment:
         # Fail on wrong settings here, not when training starts. Draws no random numbers.
         layer: nn.Linear = nn.utils.skip_init(nn.Linear, 1, 1)  # type: ignore[no-untyped-call]
         stepper = torch.optim.SGD(layer.parameters())
-        later = ("head", "scope", "process_group")  # need the model, or ranks
+        later = ("head", "scope", "process_group")  # need the model or the process group
         primum.attach(
             layer, stepper, **{k: v for k, v in settings.items() if k not in later}
         ).remove()
@@ -78,12 +78,12 @@ class Attachment:
             self._waiting = dict(state)
 
     def forget(self) -> None:
-        """Drop a state that was loaded for something other than training."""
+        """Drop a loaded state that is not for training."""
         self._waiting = None
 
     @property
     def headline(self) -> str:
-        """Names the reweighted layer, for the first line of a log."""
+        """Log line that names the reweighted layer."""
         if self.reducer is None:
             return "primum: not attached, no sample weights are applied"
         name, output = self.reducer.head_name, self.reducer.output_name

@@ -1,4 +1,4 @@
-"""The loss of a causal language model with `reducer.linear_cross_entropy`, in a Trainer."""
+"""Compute a Trainer's causal language model loss with `reducer.linear_cross_entropy`."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class FusedLoss:
         )
         if num_items_in_batch is not None:
             loss = loss / torch.as_tensor(num_items_in_batch, device=loss.device).clamp(min=1)
-            if args.average_tokens_across_devices:  # ranks average their gradients
+            if args.average_tokens_across_devices:  # gradients are averaged over ranks
                 loss = loss * trainer.accelerator.num_processes
         return loss
 
@@ -78,7 +78,7 @@ def _refused(trainer: Trainer) -> str:
     if getattr(trainer, "aux_loss_enabled", False) or getattr(
         config, "output_router_logits", False
     ):
-        return "a loss with a router's auxiliary loss (output_router_logits)"
+        return "a loss that includes the MoE auxiliary loss (output_router_logits=True)"
     names = [type(each).__name__ for each in model.modules()]
     if not any("CausalLM" in name or "LMHead" in name for name in names):
         return f"the loss of {type(model).__name__}, which is not a causal language model"
@@ -96,7 +96,7 @@ def _hidden_states(
             owner = module  # keep the innermost: wrappers forward the method
     if owner is None or "logits_to_keep" not in inspect.signature(type(owner).forward).parameters:
         raise ValueError(
-            "fused_loss=True needs a Transformers model whose forward takes logits_to_keep and "
+            "fused_loss=True needs a Transformers model whose forward accepts logits_to_keep and "
             f"whose output embedding is {reducer.head_name!r}; use a loss that calls the head "
             "instead"
         )

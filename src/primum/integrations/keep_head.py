@@ -1,4 +1,4 @@
-"""Trainers whose loss is fused with the head: detect a bypassed head and say what to set."""
+"""Detect trainers whose loss is fused with the head, and advise which setting to change."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FUSED_LOSS = (
 
 
 def way_out(package: str, args: Any, trainer: Any = None) -> str:
-    """Advice for a warning: what to set to get weights applied; "" if the head is called.
+    """Advice for a warning: what to set so that weights are applied; "" if the head is called.
 
     Args:
         package: The result of `fusing_package`.
@@ -25,7 +25,7 @@ def way_out(package: str, args: Any, trainer: Any = None) -> str:
     """
     if package == "liger_kernel":
         return (
-            "The cause is use_liger_kernel=True. To have the head called, set "
+            "The cause is use_liger_kernel=True. To make the loss call the head, set "
             f'liger_kernel_config={{"fused_linear_cross_entropy": False}}. {FUSED_LOSS}'
         )
     own_loss = trainer is not None and (
@@ -36,12 +36,12 @@ def way_out(package: str, args: Any, trainer: Any = None) -> str:
         return ""
     if getattr(args, "loss_type", None) == "chunked_nll":
         return (
-            'The cause is loss_type="chunked_nll". To have the head called, set loss_type="nll". '
-            f"{FUSED_LOSS}"
+            'The cause is loss_type="chunked_nll". To make the loss call the head, set '
+            f'loss_type="nll". {FUSED_LOSS}'
         )
     if type(args).__name__ == "SFTConfig":
         return (
-            f"SFTTrainer always does this. {FUSED_LOSS}; to have the head called, override "
+            f"SFTTrainer always does this. {FUSED_LOSS}; to make the loss call the head, override "
             "compute_loss with that of transformers.Trainer or pass compute_loss_func="
         )
     return "This trainer has no setting that makes it call the head"
@@ -50,7 +50,7 @@ def way_out(package: str, args: Any, trainer: Any = None) -> str:
 def when_fused(model: nn.Module, then: Callable[[], None]) -> None:
     """Call `then` if TRL's forward bypasses the head in the first training pass.
 
-    For an unknown Trainer, whose kind of loss only shows in the arguments that it passes.
+    For an unknown Trainer: the arguments it passes to the model show whether its loss is fused.
     """
     for module in model.modules():
         if hasattr(module, "get_output_embeddings") and fusing_package(module) == "trl":

@@ -71,7 +71,7 @@ def log_to(
         raise ValueError(f"every must be >= 1, got {every}")
     write = _writing_to(log)
     steps = first_step
-    source = weakref.ref(reducer)  # the optimizer owns the hook; the head owns the reducer
+    source = weakref.ref(reducer)  # so that the hook does not keep the reducer alive
     previous: weakref.ref[StepReport] | None = None
 
     @eager
@@ -98,7 +98,7 @@ def _writing_to(log: Any) -> Callable[[dict[str, float], int], None]:
                 log.add_scalar(name, value, step)
 
     elif isinstance(log, Run):
-        # W&B's own step counts all calls of log, so our plots get a separate x-axis.
+        # W&B's own step counts every call to log, so our metrics get their own x-axis.
         log.define_metric(STEP)
         log.define_metric(PREFIX + "*", step_metric=STEP)
 

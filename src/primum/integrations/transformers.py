@@ -19,7 +19,7 @@ from primum.integrations.attachment import Attachment
 from primum.integrations.fused_loss import FusedLoss
 from primum.integrations.keep_head import way_out, when_fused
 
-logger = logging.get_logger("transformers.primum")  # a child: follows the Trainer's `log_level`
+logger = logging.get_logger("transformers.primum")  # follows the Trainer's log_level
 
 
 class PrimumCallback(TrainerCallback, ExportableState):
@@ -75,7 +75,7 @@ class PrimumCallback(TrainerCallback, ExportableState):
     ) -> None:
         if self.lost:
             raise ValueError(
-                f"the checkpoint could not store {self.lost} of PrimumCallback; resume with "
+                f"the checkpoint cannot store PrimumCallback's settings {self.lost}; resume with "
                 "restore_callback_states_from_checkpoint=False (this callback restores its own "
                 "state)"
             )
@@ -84,7 +84,7 @@ class PrimumCallback(TrainerCallback, ExportableState):
         if state.global_step > 0 and saved["reducer"]:  # resumed
             self._attachment.load_state_dict(_unpack(saved["reducer"]))
         optimizer = kwargs["optimizer"]
-        with looked_after():  # a bypassed head is warned about below, naming its cause
+        with looked_after():  # we warn about a bypassed head below, with its cause
             self._attachment.begin(kwargs["model"], optimizer, getattr(optimizer, "scaler", None))
         if state.is_world_process_zero:
             logger.info(self._attachment.headline)
@@ -117,7 +117,7 @@ class PrimumCallback(TrainerCallback, ExportableState):
         logs: dict[str, float] = kwargs["logs"]
         if "loss" in logs:  # training logs, not an evaluation or the final summary
             figures = self._attachment.figures()
-            state.log_history[-1].update(figures)  # a copy of logs, made before
+            state.log_history[-1].update(figures)  # already holds a copy of logs
             logs.update(figures)
 
     def on_train_end(

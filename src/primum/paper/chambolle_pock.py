@@ -59,7 +59,7 @@ def chambolle_pock(
 
     The paper leaves the loop once the mean absolute update is at most `tol`; here the weights stop
     changing from then on, which gives the same result without a device sync. As in the paper,
-    `iterations` include the warm-up. The paper does not give `tol`.
+    `iterations` includes the warm-up. The paper does not give `tol`.
 
     Shapes: spectral_norm scalar -> [B], scalar.
     """
@@ -77,5 +77,5 @@ def chambolle_pock(
         made = made + going
         weights = torch.where(going, moved, weights)
         extrapolated = weights + relaxation * update
-        going = update.abs().mean() > tol  # and stays False: there is no update then
+        going = update.abs().mean() > tol  # once False, later updates are 0
     return weights, made

@@ -30,7 +30,7 @@ def exact_update(
     rows, base = _numpy(gradients), _numpy(step)
     root = np.ones_like(base) if gain is None else np.sqrt(_numpy(gain))
     reach = radius * np.linalg.norm(base / root)
-    moved = cp.Variable(len(base))  # (d - step) / sqrt(gain) / reach: the ball is the unit ball
+    moved = cp.Variable(len(base))  # (d - step) / sqrt(gain) / reach, in the unit ball
     harm = _least_harm(cp, rows @ base, reach * (rows * root) @ moved, [cp.norm(moved) <= 1])
     return torch.as_tensor(base + reach * root * moved.value), harm
 
@@ -38,12 +38,12 @@ def exact_update(
 def reduced_weights(
     gradients: Tensor, step: Tensor, radius: float, gain: Tensor | None = None
 ) -> tuple[Tensor, float]:
-    """The same problem over `w <= 0` with `d = step + gain * G' w` (paper, Eq. 5). -> [B], harm."""
+    """Eq. 3 over weights `w <= 0`, with `d = step + gain * G' w` (paper, Eq. 5). -> [B], harm."""
     cp = _cvxpy()
     rows, base = _numpy(gradients), _numpy(step)
     root = np.ones_like(base) if gain is None else np.sqrt(_numpy(gain))
     unit = radius * np.linalg.norm(base / root) / np.linalg.norm(rows * root)
-    weights = cp.Variable(len(rows))  # in this unit, to scale the solver's numbers to about 1
+    weights = cp.Variable(len(rows))  # as multiples of unit, so that values are about 1
     moved = (rows * root).T @ weights / np.linalg.norm(rows * root)
     constraints = [cp.norm(moved) <= 1, weights <= 0]
     harm = _least_harm(cp, rows @ base, unit * ((rows * root**2) @ rows.T) @ weights, constraints)
@@ -51,15 +51,15 @@ def reduced_weights(
 
 
 def exact_weights(problem: PaperProblem) -> tuple[Tensor, float]:
-    """The optimum of Eq. 10 or Eq. 14, including the box. -> [B], harm."""
+    """Optimal extra weights of Eq. 10 or Eq. 14, including the box. -> [B], harm."""
     cp = _cvxpy()
     gram, drift = _numpy(problem.gram), _numpy(problem.drift)
     values, vectors = np.linalg.eigh(_numpy(problem.metric))
     root = (vectors * np.sqrt(values.clip(0))).T  # metric = root' root
     reach, most = float(problem.reach_squared) ** 0.5, problem.max_extra_weight
-    size = float(values.clip(0).mean()) ** 0.5  # of a sample's gradient
+    size = float(values.clip(0).mean()) ** 0.5  # RMS norm of a sample's gradient
     unit = min(most, reach / size if size else most) or most
-    weights = cp.Variable(len(drift))  # in this unit
+    weights = cp.Variable(len(drift))  # as multiples of unit
     ball = cp.norm(unit * root @ weights / (reach or 1.0)) <= (1 if reach else 0)
     box = [weights >= 0, weights <= most / unit]
     harm = _least_harm(cp, drift, -unit * gram @ weights, [ball, *box])

@@ -1,4 +1,4 @@
-"""The guards before the solver: against spikes of the step size (Alg. 2) and ill-conditioned Gram
+"""Guards applied before the solver: against step-size spikes (Alg. 2) and ill-conditioned Gram
 matrices (Alg. 4). Both compare with a moving average."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def spike_guard(
     Args:
         step_squared: `||Delta theta||^2`, including the learning rate. Scalar.
         drift: `G Delta theta`, including the learning rate. [B].
-        average: Returned by the previous call; NaN in the first.
+        average: Returned by the previous call; NaN in the first call.
 
     Returns:
         step_squared and drift to use in the problem, and the new average.
@@ -52,8 +52,8 @@ def condition_guard(
     DEPARTS: the paper does not say where the average starts; here it starts at the first value.
 
     Returns:
-        The matrix, its largest eigenvalue (the solver's spectral norm), and the new average. The
-        eigenvalue is that of the returned matrix, including what was added.
+        The guarded matrix, the largest eigenvalue of this matrix (the solver's spectral norm), and
+        the new average.
     """
     smallest, largest = extremal_eigenvalues(matrix, generator, exact_up_to)
     condition = largest / smallest

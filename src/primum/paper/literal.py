@@ -21,7 +21,7 @@ from primum.rules import Scalar, scalar
 
 @dataclass(frozen=True)
 class PaperSettings:
-    """Every constant of the paper, at the paper's value.
+    """All constants of the paper; the defaults are the paper's values.
 
     Attributes:
         radius: c, relative radius of the trust region.
@@ -30,8 +30,8 @@ class PaperSettings:
         solver_iters: Iterations, including the warm-up (App. D).
         warm_up_iters: Projected-gradient steps (Alg. 6).
         tol: Mean absolute update at which the solver stops. Not given in the paper; at 1e-4 the
-            solver stops in some early AdamW steps before it has removed anything, at 1e-5 never.
-        safety: Step sizes times the spectral norm.
+            solver stops in some early AdamW steps before it has removed any harm, at 1e-5 never.
+        safety: The solver's step sizes are `safety / spectral norm`.
         relaxation: Extrapolation factor.
         spike_max_raise, spike_momentum: Alg. 2.
         condition_max_raise, condition_momentum: Alg. 4.
@@ -111,8 +111,8 @@ class Paper:
         """Extra weights from Q1, Q2, q and `||step||^2`, all per unit lr.
 
         The paper's quantities include the learning rate, and the spike guard compares their
-        absolute size, so they are multiplied by it here and divided again. lr = 0, as at the start
-        of a warm-up, gives no extra weights.
+        absolute size, so they are multiplied by it for the guard, then divided by it again. lr = 0,
+        as at the start of a warm-up, gives zero extra weights.
 
         Shapes: gram, metric [B, B], drift [B].
         """

@@ -22,7 +22,7 @@ def low_rank(gain: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     Shapes: gain [d_out, d_in] -> [r, d_out], [r, d_in].
     """
     gain = torch.where(gain.isfinite().all(), gain, 0.0)
-    u, s, vh = torch.linalg.svd(gain, full_matrices=False)  # SYNC: as eigvalsh
+    u, s, vh = torch.linalg.svd(gain, full_matrices=False)  # SYNC: convergence flag, like eigvalsh
     return (u[:, :rank] * s[:rank]).t(), vh[:rank]
 
 
@@ -44,8 +44,8 @@ def gram_matrices(gram: MatrixFree, rank: int) -> tuple[Tensor, Tensor]:
     """Q1 and Q2: the Gram matrices with the gain and with its square.
 
     With a scalar gain the two are equal up to that factor (Eq. 10). As in the paper, the bias is
-    not approximated. Heads with several positions per sample, which the paper does not cover, are
-    formed exactly.
+    not approximated. For heads with several positions per sample, which the paper does not cover,
+    both matrices are exact.
     """
     if gram.uniform_gain:
         matrix = gram.dense().matrix

@@ -34,9 +34,9 @@ class MultiLayer:
         loss = reducer.backward(hidden, targets)
         optimizer.step()
 
-    Memory grows with the batch size times the parameters of `tail`; the paper and we therefore
+    Memory grows with the batch size times the parameters of `tail`; like the paper, we therefore
     recommend the last layer alone (`attach`). `backward` passes `hidden` through `tail` sample by
-    sample; that pass draws its own dropout masks.
+    sample, with new dropout masks.
 
     Args:
         tail: The last blocks. They must not mix samples: no BatchNorm in training mode.
@@ -114,7 +114,7 @@ class MultiLayer:
             chunk_size=self.chunk_size,
         )
         params = {name: param.detach() for name, param in trained.items()}
-        with sdpa_kernel(SDPBackend.MATH):  # the only kind that vmap can batch
+        with sdpa_kernel(SDPBackend.MATH):  # the only backend that vmap can batch
             (of_params, of_hidden), losses = of_samples(params, hidden, targets)
         return {name: rows.to(wide) for name, rows in of_params.items()}, of_hidden, losses
 

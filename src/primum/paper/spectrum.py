@@ -24,7 +24,7 @@ def extremal_eigenvalues(
 
     Args:
         matrix: Symmetric, positive semi-definite. [B, B].
-        generator: For the random start of Lanczos, on the device of `matrix`.
+        generator: For the start vector of Lanczos, on the device of `matrix`.
         exact_up_to: Largest batch for which `eigvalsh` is used (paper, Alg. 4, line 2).
     """
     matrix = torch.where(matrix.isfinite().all(), matrix, 0.0)

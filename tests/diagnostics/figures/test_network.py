@@ -25,7 +25,7 @@ def test_error_and_scale_by_depth():
 
 def test_many_layers_are_numbered():
     figure = error_by_depth({"deep": [depth([0.1] * 40)]})
-    assert "counted" in figure.axes[1].get_xlabel()
+    assert "index" in figure.axes[1].get_xlabel()
 
 
 def test_large_scales_get_a_log_axis():

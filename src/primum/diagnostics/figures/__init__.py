@@ -8,11 +8,11 @@
 style.py      colours, dashes, markers; SVG for a web page
 training.py   over training: share of harmed samples, the solver's gap, the weights
 batch.py      one batch before and after, sorted
-network.py    the whole network: error by depth, REOR, accuracy of first order
+network.py    the whole network: error by depth, REOR, first-order accuracy
 samples.py    a grid of samples
 
-Colours are Okabe and Ito's palette for colour-blind readers; line styles and markers differ too,
-for print in grey. Needs matplotlib (`pip install primum[diagnostics]`).
+Colours are the colour-blind-safe Okabe-Ito palette; line styles and markers differ too, for
+grayscale print. Needs matplotlib (`pip install primum[diagnostics]`).
 """
 
 from primum.diagnostics.figures.batch import one_batch

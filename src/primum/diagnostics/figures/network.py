@@ -1,4 +1,4 @@
-"""Plots of whole-network measurements: last layers, harm removed, accuracy of first order."""
+"""Plots of whole-network measurements: last layers, harm removed, first-order accuracy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from primum.diagnostics.figures.style import INK, canvas, looks, styled
 
-NAMES_UP_TO = 12  # more layers than this are numbered
+NAMES_UP_TO = 12  # with more layers, ticks are numbers
 LOWEST = -1.0  # shares of harm removed below this are drawn at the edge
 
 
@@ -22,7 +22,7 @@ def error_by_depth(measured: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figur
     Lines are medians over the measurements, bands span all of them. The head alone is on the right.
 
     Args:
-        measured: By name, one or more of `vars(by_depth(...))`: `layers`, `error`, `scale`.
+        measured: name -> one or more `vars(by_depth(...))`, with `layers`, `error`, `scale`.
     """
     figure = canvas(5.2, 4.6)[0]
     figure.clear()
@@ -42,7 +42,7 @@ def error_by_depth(measured: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figur
         below.set_xticks(range(len(longest)), longest, rotation=30, ha="right")
         below.set_xlabel("from this layer to the last")
     else:
-        below.set_xlabel("from this layer, counted from the first, to the last")
+        below.set_xlabel("layers from this index to the last")
     above.set_ylim(0, 1.02)
     above.set_ylabel("relative error")
     if below.get_ylim()[1] > 20:
@@ -60,7 +60,7 @@ def reor_by_weighting(measured: Mapping[str, Mapping[str, Sequence[float | None]
     1 is all of it; below 0, harm is added (paper, Figure 1 bottom).
 
     Args:
-        measured: By group (an optimizer, a time), REORs by weighting.
+        measured: group (such as an optimizer or an epoch) -> weighting -> REOR of each batch.
     """
     groups = looks(list(measured))
     weightings = list(dict.fromkeys(key for each in measured.values() for key in each))
@@ -109,10 +109,10 @@ def reor_by_weighting(measured: Mapping[str, Mapping[str, Sequence[float | None]
 
 @styled
 def first_order_truth(measured: Mapping[str, Sequence[Mapping[str, Any]]]) -> Figure:
-    """Plot how often first order predicts the sign of a sample's loss change, by learning rate.
+    """Plot how often the first-order loss change has the right sign, by learning rate.
 
     Args:
-        measured: By name, one or more tables with `factor` (on the learning rate) and `sign_right`.
+        measured: name -> one or more tables with `factor` (on the learning rate) and `sign_right`.
             Lines are means over them, bands span all of them.
     """
     figure, axes = canvas()
@@ -128,7 +128,7 @@ def first_order_truth(measured: Mapping[str, Sequence[Mapping[str, Any]]]) -> Fi
     axes.set_xscale("log", base=2)
     axes.set_xticks(factors, [_factor(f) for f in factors])
     axes.set_ylim(0, 102)
-    axes.set_xlabel("learning rate, times that of the run")
+    axes.set_xlabel("learning rate, relative to the run's")
     axes.set_ylabel("sign predicted correctly, %")
     if any(measured):
         axes.legend()

@@ -1,4 +1,4 @@
-"""The style of all plots, readable in colour, in grey and on dark pages."""
+"""The style of all plots, readable in colour, in grayscale and on dark pages."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Look(NamedTuple):
     marker: str
 
 
-# Okabe and Ito's palette without its yellow, which is hard to see on white.
+# The Okabe-Ito palette without its yellow, which is hard to see on white.
 LOOKS = (
     Look("#0072B2", "-", "o"),
     Look("#D55E00", "--", "D"),
@@ -69,7 +69,7 @@ NAMED = {
 
 
 def _all_looks() -> Iterator[Look]:
-    """Yields the six looks, then their colours with the dashes and markers of the next, etc."""
+    """Yields the six looks, then each colour with the dashes and marker of the next look, etc."""
     for place in count():
         turn, own = divmod(place, len(LOOKS))
         other = LOOKS[(own + turn) % len(LOOKS)]

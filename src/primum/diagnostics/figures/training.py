@@ -24,10 +24,10 @@ SMALLEST_GAP = 1e-7  # smaller gaps are rounding noise
 def harmed_share(runs: Tables, *, by: str = "step", title: str = "") -> Figure:
     """Plot the share of each batch whose loss the step raises, plain (solid) and weighted (dotted).
 
-    The dotted line is drawn if weights were applied, or if the tables do not say.
+    The dotted line is drawn if weights were applied, or if there is no column `applied`.
 
     Args:
-        runs: By name, the tables of one or more seeds: `step`, `harmed_before`, `harmed_after`.
+        runs: name -> tables of one or more seeds: `step`, `harmed_before`, `harmed_after`.
             Lines are means over seeds and intervals of steps, bands span all seeds.
         by: Column for the x-axis.
         title: Title of the plot.
@@ -59,7 +59,7 @@ def solver_gap(runs: Tables) -> Figure:
     """
     figure, axes = canvas()
     axes.set_yscale("log")
-    axes.set_autoscaley_on(False)  # it fails if all gaps are equal
+    axes.set_autoscaley_on(False)  # autoscaling fails if all gaps are equal
     seen: list[float] = []
     for name, look in looks(list(runs)).items():
         steps, parts = _stretches(runs[name], "gap")
@@ -86,7 +86,7 @@ def weight_bands(tables: Sequence[Table], name: str = "primum") -> Figure:
         lines.append(np.array([part.mean() for part in parts]))
     shades = (0.35, 0.15)
     for low, high, shade, text in zip(
-        lines, lines[1:], shades, ("half to nine tenths", "the largest tenth"), strict=False
+        lines, lines[1:], shades, ("50th to 90th percentile", "90th to maximum"), strict=False
     ):
         axes.fill_between(steps, low, high, color=look.colour, alpha=shade, linewidth=0, label=text)
     for line, dashes in zip(lines, ("-", "--", ":"), strict=True):
