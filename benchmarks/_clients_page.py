@@ -123,7 +123,7 @@ def spoken(content: Row) -> str:
     rows: dict[str, list[str]] = {}
     for row in content["rows"]:
         for text in row["warnings"]:
-            text = re.sub(r"\b\d+(\.\d+)?(?=%)", "N", text)
+            text = re.sub(r"\b\d+(\.\d+)?(?=%)|(?<=\(mean )[\d.e-]+", "N", text)
             text = re.sub(r"'[\w.]+'", "'…'", text)
             name = f"{row['script']} (`{_short(row)}`)"
             if name not in rows.setdefault(text, []):
