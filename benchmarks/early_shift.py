@@ -7,10 +7,12 @@ steps, and compares both shares with the gain of the stored runs.
 
     python benchmarks/early_shift.py --data-dir DIR     # both CIFARs; ten minutes on one core
     python benchmarks/early_shift.py --quick            # generated images, seconds
+    python benchmarks/early_shift.py --render           # stored shares, with the gains of today
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,7 +21,7 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from _common import Report, Table, make_parser, use_threads
+from _common import Report, Table, describe, make_parser, use_threads
 from scipy.stats import spearmanr
 
 from primum.experiments.formatting import show
@@ -89,21 +91,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--cache-dir", metavar="DIR", help="folder for decoded images")
     add("--results", type=Path, default=Path("results"), metavar="DIR",
         help="folder with the stored runs (%(default)s)")  # fmt: skip
+    add("--render", action="store_true", help="measure nothing, compare stored shares again")
     arguments = parser.parse_args(argv)
     if arguments.quick:
         runs, stored = [replace(run, epochs=8) for run in shift_runs(smoke=True)[:2]], {}
     else:
         runs, known = shift_runs(), shifts(Results(arguments.results))
         stored = {in_words(each.run.settings): each for each in known}
+    report = Report("early_shift.py", argv, arguments.out)
     found: dict[str, list[float]] = {}
-    with use_threads(1):
-        report = Report("early_shift.py", argv, arguments.out)
-        for run in runs:
-            name = in_words(run.shared())
-            found[name] = early_shares(run, load(run, arguments.data_dir, arguments.cache_dir))
-            print(f"{name}: {fmean(found[name]):.0%}", flush=True)
+    if arguments.render:
+        content = json.loads(arguments.out.read_text(encoding="utf-8"))
+        found, record = content["shares"], content["environment"]
+    else:
+        with use_threads(1):
+            for run in runs:
+                name = in_words(run.shared())
+                found[name] = early_shares(run, load(run, arguments.data_dir, arguments.cache_dir))
+                print(f"{name}: {fmean(found[name]):.0%}", flush=True)
+        record = report.finish()
     table, ranks, line = compared(found, stored)
-    report.save({"shares": found, "ranks": ranks}, table, line, NOTE)
+    made = f"`{record['command']}`: {describe(record)}."
+    report.write({"environment": record, "shares": found, "ranks": ranks}, table, line, NOTE, made)
     report.show()
     return 0
 

@@ -156,6 +156,23 @@ def test_early_shift(load, tmp_path, capsys):
         assert all(0 < share <= 1 for share in shares)
     assert content["ranks"] == {}  # no stored runs of generated images
     assert "over 0 settings" in capsys.readouterr().out
+    written = {path: path.read_text() for path in (out, out.with_suffix(".md"))}
+    assert load("early_shift").main(["--quick", "--render", "--out", str(out)]) == 0
+    assert {path: path.read_text() for path in written} == written
+
+
+def test_early_shift_compares_with_the_gains_of_today(load, tmp_path):
+    stored = BENCHMARKS / "results" / "early_shift.json"
+    out = tmp_path / stored.name
+    out.write_bytes(stored.read_bytes())
+    assert (
+        load("early_shift").main(
+            ["--render", "--out", str(out), "--results", str(BENCHMARKS.parent / "results")]
+        )
+        == 0
+    )
+    for suffix in (".json", ".md"):
+        assert out.with_suffix(suffix).read_text() == stored.with_suffix(suffix).read_text()
 
 
 def test_early_shift_measures_the_steps_after_the_first_epoch(load):

@@ -71,6 +71,7 @@ def test_table_and_plot(budgets: Budgets) -> None:
     figure = budgets.plot()
     labels = figure.axes[0].get_legend_handles_labels()[1]
     assert labels == ["ahead"]  # the other lacks a seed
+    assert figure.axes[0].get_xticklabels()[0].get_text() == "2\n60.1%"
 
 
 def test_settings_without_base_are_left_out() -> None:

@@ -112,10 +112,14 @@ def test_its_options_are_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     assert f"speedrun         small: {len(speedrun_runs('small'))} runs" in capsys.readouterr().out
 
 
-def test_the_study_has_five_seeds_of_the_radii_and_three_of_the_other_arms() -> None:
+def test_the_study_has_all_budgets_and_three_seeds_or_more() -> None:
     runs = study_runs()
-    assert len({run.key for run in runs}) == len(runs) == 3 * 4 * 5 + 6 * 3
-    every = {run.key for run in speedrun_runs("full")}
-    assert {run.key for run in runs} <= every
+    assert len({run.key for run in runs}) == len(runs)
+    assert {run.epochs for run in runs} == set(DESIGNS["full"].budgets)
+    seeds: dict[tuple[int, Arm], set[int]] = {}
     for run in runs:
-        assert run.seed < 3 or run.arm in {Arm.parse(arm) for arm in MAIN}
+        seeds.setdefault((run.epochs, run.arm), set()).add(run.seed)
+    for (epochs, arm), found in seeds.items():
+        many = arm in {Arm.parse(each) for each in MAIN} and epochs in TUNED
+        assert found == set(range(5 if many else 3))
+    assert {(4, Arm.parse(arm)) for arm in (*MAIN, *MORE)} <= seeds.keys()

@@ -51,6 +51,10 @@ def test_the_plot_names_settings_with_bases_accuracy_and_the_recipes_that_were_r
     ]
     (group,) = group_runs(runs)
     row = Row("", group, True, group.against_base("accuracy"))
+    twice = [
+        label.get_text() for label in forest([row, row]).axes[0].get_yticklabels()
+    ]  # names that two settings share get the learning rate
+    assert twice == 2 * ["small CNN, SGD, 12 epochs, lr 0.1: 41%"]
     figure = forest([row])
     (axes,) = figure.axes
     assert [label.get_text() for label in axes.get_yticklabels()] == [

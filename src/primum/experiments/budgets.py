@@ -143,9 +143,11 @@ class Budgets:
             )
         axes.axhline(0, color="#010203", linewidth=0.8)
         axes.set_xscale("log", base=2)
-        axes.set_xticks(list(self.groups), [str(epochs) for epochs in self.groups])
+        ends = {epochs: group.interval("base", METRIC) for epochs, group in self.groups.items()}
+        labels = [f"{epochs}\n{show_mean(end, 1)}%" for epochs, end in ends.items()]
+        axes.set_xticks(list(ends), labels)
         axes.minorticks_off()
-        axes.set_xlabel("epochs of the schedule")
+        axes.set_xlabel("epochs of the schedule, and base's accuracy")
         axes.set_ylabel("points of test accuracy above base")
         if shown:
             axes.legend()

@@ -7,7 +7,7 @@ from functools import partial
 from primum.experiments.shift_runs import shift_runs
 from primum.experiments.speedrun import speedrun_runs, study_runs, tuning_runs
 from primum.experiments.study import Study
-from primum.experiments.tuned import rate_runs, tuned_runs
+from primum.experiments.tuned import control_runs, rate_runs, tuned_runs
 from primum.experiments.tutorial_runs import tiny, tutorial_runs
 
 SMALL = "--radius 0.2 --train-size 5000 --test-size 5000 --evaluate-every 2"
@@ -150,6 +150,12 @@ IMAGES = (
         10,
     ),
     Study(
+        "batch-norm-controls",
+        "ResNet-20 with batch norm: does it matter which samples get the weights?",
+        own_runs=control_runs,
+        smoke_runs=partial(control_runs, smoke=True),
+    ),
+    Study(
         "common-shift",
         "When does it pay? How much of a plain step moves the logits of all samples alike",
         own_runs=shift_runs,
@@ -182,7 +188,7 @@ IMAGES = (
     Study(
         "rivals",
         "Best against best: UPGrad on the whole network, and MGDA on groups, in batches of 32",
-        f"{SMALL} --batch-size 32 --optimizer sgd --lr-scale 0.25 0.5 1 2 --arms {RIVALS}",
+        f"{SMALL} --batch-size 32 --optimizer sgd {RATES} --arms {RIVALS}",
     ),
     Study(
         "tutorial",

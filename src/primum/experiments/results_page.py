@@ -248,6 +248,7 @@ MAKERS: dict[str, Callable[[Results], str]] = {
     "resnet-stabilised": lambda r: arms_table(r, "resnet-stabilised"),
     "cnn-stabilised": lambda r: arms_table(r, "cnn-stabilised"),
     "batch-norm": lambda r: arms_table(r, "batch-norm"),
+    "batch-norm-controls": lambda r: arms_table(r, "batch-norm-controls"),
     "common-shift": shift_table,
     "tuned-speed": lambda r: speed_table(r.groups("tuned")),
     "tuned-rates": lambda r: rate_table(r.groups("tuned-rates")),

@@ -23,10 +23,9 @@ FOREST = ["base", "paper", "primum", "primum@radius=0.4", "primum@radius=0.1"]
 
 def results_plots(results: Results) -> dict[str, Figure]:
     """Plots by file name."""
-    rows = {
-        tuned: [row for row in results.overview if row.tuned == tuned] for tuned in (True, False)
-    }
-    drawn = {"results-overview": forest(rows[True]), "results-overview-short": forest(rows[False])}
+    short = [row for row in results.overview if not row.tuned]
+    tuned = [row for row in results.overview if row.tuned and not _between(row.group)]
+    drawn = {"results-overview": forest(tuned), "results-overview-short": forest(short)}
     if results.runs.get("speedrun"):
         drawn["results-speedrun"] = Budgets(results.runs["speedrun"]).plot(NAMES)
     if results.runs.get("common-shift"):
@@ -51,6 +50,11 @@ def results_plots(results: Results) -> dict[str, Figure]:
     return drawn
 
 
+def _between(group: Group) -> bool:
+    """Whether this is a length of the speedrun that only the speedrun's own plot shows."""
+    return group.settings["model"] == "cnn-whitened" and group.settings["epochs"] in (3, 6, 12)
+
+
 @styled
 def forest(rows: list[Row]) -> Figure:
     """Differences from base with their intervals, one line per setting."""
@@ -70,10 +74,12 @@ def forest(rows: list[Row]) -> Figure:
                     linewidth=1.2,
                 )
     axes.axvline(0, color="#010203", linewidth=0.8)
+    short = [in_short(row.group.settings) for row in rows]
     names = []
-    for row in rows:
+    for name, row in zip(short, rows, strict=True):
+        rate = f", lr {row.group.settings['lr']:g}" if short.count(name) > 1 else ""
         end = row.group.interval("base", row.group.judged_by)
-        names.append(in_short(row.group.settings) + ("" if end is None else f": {end.mean:.0f}%"))
+        names.append(name + rate + ("" if end is None else f": {end.mean:.0f}%"))
     axes.set_yticks([-place for place in range(len(rows))], names)
     axes.set_ylim(-len(rows) + 0.4, 0.6)
     axes.tick_params(axis="y", length=0, labelsize=9)

@@ -14,7 +14,8 @@ from primum.experiments.settings import RunSettings
 from primum.experiments.speedrun import MAIN, TUNING_SEED
 from primum.experiments.tutorial_runs import tiny
 
-SEEDS, FEW = 5, 3  # of base and radius 0.4, of radius 0.1 and 0.2
+SEEDS, FEW = 5, 3  # of base and radius 0.4, of the other arms
+CONTROL = "permuted@radius=0.4"
 
 
 @dataclass(frozen=True)
@@ -74,3 +75,13 @@ def tuned_runs(*, smoke: bool = False) -> list[RunSettings]:
     runs = plan([run for run in points if run.norm != "batch"], arms, range(FEW))
     runs += plan(points, [arms[0], arms[-1]], range(SEEDS))
     return sorted({run.key: run for run in runs}.values(), key=lambda run: run.seed)
+
+
+def control_runs(*, smoke: bool = False) -> list[RunSettings]:
+    """ResNet-20 with batch norm at base's best rate: base, radius 0.4 and its weights, shuffled."""
+    arms = [Arm.parse(arm) for arm in (MAIN[0], MAIN[-1], CONTROL)]
+    if smoke:
+        return [tiny(run) for run in plan([SETTINGS[0].run], arms, range(1))]
+    runs = plan([SETTINGS[-1].run], arms[:2], range(SEEDS))
+    runs += plan([SETTINGS[-1].run], arms, range(FEW))
+    return list({run.key: run for run in runs}.values())
