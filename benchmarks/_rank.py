@@ -156,6 +156,7 @@ def main(folder: Path, rank: int, ranks: int) -> None:
         results.append(measure(case, settings["seconds"], settings["repeats"], rank))
     if rank == 0:
         (folder / f"results-{ranks}.json").write_text(json.dumps(results))
+    dist.barrier()  # gloo may abort a rank that exits while its last operation is cleaned up
     dist.destroy_process_group()
 
 

@@ -61,6 +61,7 @@ def process_group() -> Iterator[tuple[int, int]]:
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         yield dist.get_rank(), dist.get_world_size()
+        dist.barrier()  # gloo may abort a rank that exits while its last operation is cleaned up
     finally:
         dist.destroy_process_group()
 

@@ -1,6 +1,6 @@
 """One of two ranks that train with a fused loss, beside a twin whose head is called.
 
-    python fused_child.py FOLDER RANK
+    python fused_child.py FOLDER RANK RANKS
 
 Prints a line of JSON for each way to call the loss. The rendezvous is a file in FOLDER: no ports.
 """
@@ -10,19 +10,17 @@ from __future__ import annotations
 import json
 import sys
 import warnings
-from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import primum
+from rank_group import run_rank
 from words import Language, Run
-
-RANKS = 2
 
 
 class Loss(nn.Module):
@@ -75,15 +73,7 @@ class Words:
     words = 37
 
 
-def main(folder: str, rank: int) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/meeting",
-        rank=rank,
-        world_size=RANKS,
-        timeout=timedelta(seconds=60),
-    )
+def main(folder: Path, rank: int, ranks: int) -> None:
     ways = {
         "whole": Loss(),
         "blocks": Loss(chunk_size=5),
@@ -109,8 +99,7 @@ def main(folder: str, rank: int) -> None:
             "parameters": float(total),
         }
         print(json.dumps(record), flush=True)
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    run_rank(main, Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

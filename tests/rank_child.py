@@ -15,7 +15,6 @@ import os
 import signal
 import sys
 import warnings
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ import primum.distributed
 import primum.weighing
 from loops import PRECISE
 from primum.ways import Sizes, way_for
+from rank_group import run_rank
 
 DEFAULTS: dict[str, Any] = {
     "optimizer": "SGD",
@@ -216,21 +216,12 @@ def force(
 
 
 def main(folder: Path, rank: int, ranks: int) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder / 'rendezvous'}",
-        rank=rank,
-        world_size=ranks,
-        timeout=timedelta(seconds=20),
-    )
     results = {}
     for name, own in json.loads((folder / "runs.json").read_text()).items():
         force(own.get("way"), own.get("dense"))
         results[name] = train(own, rank, ranks)
     (folder / f"results-{rank}.json").write_text(json.dumps(results))
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    run_rank(main, Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), seconds=20)

@@ -10,12 +10,10 @@ from __future__ import annotations
 import json
 import sys
 import warnings
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn, optim
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -28,6 +26,7 @@ import primum.recipe
 from loops import PRECISE
 from rank_child import DEFAULTS as OF_RANKS
 from rank_child import batches, force, losses_of, model_of, optimizer_of, trouble
+from rank_group import run_rank
 
 DEFAULTS: dict[str, Any] = OF_RANKS | {
     "head": False,  # a group of its own
@@ -183,14 +182,6 @@ def resume(own: dict[str, Any], rank: int, ranks: int, folder: Path) -> dict[str
 
 
 def main(folder: Path, rank: int, ranks: int) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder / 'rendezvous'}",
-        rank=rank,
-        world_size=ranks,
-        timeout=timedelta(seconds=60),
-    )
     results: dict[str, Any] = {}
     for name, own in json.loads((folder / "runs.json").read_text()).items():
         force(own.get("way"), own.get("dense"))
@@ -199,8 +190,7 @@ def main(folder: Path, rank: int, ranks: int) -> None:
         else:
             results[name] = train(own, rank, ranks)
     (folder / f"results-{rank}.json").write_text(json.dumps(results))
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    run_rank(main, Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

@@ -20,7 +20,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("ranks")
     children = [
         subprocess.Popen(
-            [sys.executable, str(CHILD), str(folder), str(rank)],
+            [sys.executable, str(CHILD), str(folder), str(rank), "2"],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -116,5 +116,6 @@ def joined(device: str) -> Iterator[Ranks]:
     dist.init_process_group("nccl" if cuda else "gloo")
     try:
         yield current()
+        dist.barrier()  # gloo may abort a rank that exits while its last operation is cleaned up
     finally:
         dist.destroy_process_group()
