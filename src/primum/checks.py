@@ -101,12 +101,16 @@ def optimizers_in(given: Optimizer | Iterable[Optimizer] | Any) -> Iterator[Opti
 
 
 def grad_scaler(given: Any) -> Any:
-    """The scaler, also if the loop's own class holds it, as timm's NativeScaler does."""
-    if given is None or callable(getattr(given, "scale", None)):
-        return given
-    values = getattr(given, "__dict__", {}).values()
-    held = [v for v in values if isinstance(v, torch.amp.GradScaler)]
-    return held[0] if len(held) == 1 else given
+    """The scaler, also if the loop's own class holds it, as timm's NativeScaler does.
+
+    None for one that is disabled: it skips no step, so one that is not finite is a fallback.
+    """
+    if not callable(getattr(given, "scale", None)):
+        values = getattr(given, "__dict__", {}).values()
+        held = [v for v in values if isinstance(v, torch.amp.GradScaler)]
+        given = held[0] if len(held) == 1 else given
+    enabled = getattr(given, "is_enabled", None)
+    return None if callable(enabled) and not enabled() else given
 
 
 def check_order(optimizer: Optimizer, param: Tensor) -> None:
