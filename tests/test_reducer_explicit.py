@@ -248,6 +248,24 @@ class TestExplicitForm:
             loss.backward()
         assert report_of(reducer).fallbacks == 0
 
+    @pytest.mark.parametrize("reentrant", [True, False])
+    def test_activation_checkpointing_around_the_head(self, reentrant: bool) -> None:
+        """A reentrant one hides the head until the backward pass: the hook applies the weights."""
+        model, optimizer = make()
+        reducer = primum.attach(model, optimizer)
+        inputs, labels = batch(0, 24)
+        inputs.requires_grad_()
+        output = torch.utils.checkpoint.checkpoint(model, inputs, use_reentrant=reentrant)
+        losses = F.cross_entropy(output, labels, reduction="none")
+        loss = reducer(losses)
+        assert torch.equal(loss, losses.mean()) == reentrant
+        loss.backward()
+        w = report_of(reducer).extra_weights
+        assert w.max() > 0.01
+        twin, _ = make()
+        ((1 + w) * F.cross_entropy(twin(inputs), labels, reduction="none")).mean().backward()
+        assert_close(gradients(model), gradients(twin), 1e-12)
+
     def test_eval_mode_is_plain_and_said(self) -> None:
         model, optimizer = make()
         reducer = primum.attach(model, optimizer)
