@@ -117,7 +117,7 @@ class WeighingAtOutput(Weighing):
             carried = outlet.carry(edge, gradient, edges)
             self._monitor.spend(time.perf_counter() - began)
             check_rows(gradient, carried, self._per.now)
-            mixed = outlet.mixes(edge, gradient, edges, self._monitor.warn)
+            mixed = outlet.mixes(edge, gradient, edges, self._monitor.warn, self._per.now)
             self._per.mixed = mixed
             if mixed and self._per.now == "token":
                 raise Plain(self._mixed)
