@@ -166,8 +166,9 @@ class Reducer(Fused):
         applies the weights in the backward pass.
 
         Args:
-            losses: One per sample (`reduction="none"`), [B], or per token, [B, T] or [B * T]; with
-                `per="auto"` the first call decides. Pixels, [B, H, W], get their sample's weight.
+            losses: One per sample (`reduction="none"`), [B], or per token, [B, T] or [B * T], in
+                the order of the head's input; with `per="auto"` the first call decides. Pixels,
+                [B, H, W], get their sample's weight.
         """
         check_tensor(losses)
         mean = losses.mean()
