@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
-from torch import nn, optim
+from torch import Tensor, nn, optim
 
 import primum
 from adapters import HEADS, Cosine, LoRA, OwnCosine, Residual, frozen, frozen_head, lora_below, net
@@ -62,6 +64,46 @@ def test_another_layer_may_be_passed() -> None:
 def test_an_adapter_on_the_head_is_weighed_whole(head: str) -> None:
     measured = "2.lora_a" if head == "2.lora_a" else "2.lora_b"
     assert names(net(LoRA(nn.Linear(8, 4))), head) == (measured, "2")
+
+
+class Transposed(nn.Linear):
+    """Classes before positions, as `F.cross_entropy` takes them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).transpose(1, 2)
+
+
+class Grouped(nn.Linear):
+    """Several classifiers in one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).unflatten(-1, (2, -1))
+
+
+@pytest.mark.parametrize("head", [Transposed(8, 4), Grouped(8, 4)])
+def test_an_output_of_another_shape_is_no_plain_linear_layers(head: nn.Linear) -> None:
+    """And the gradients are those of the weighted losses; with as many positions as classes too."""
+    model = net(head).double()
+    assert names(model) == ("0", "2")
+    twin = copy.deepcopy(model)
+    reducer = primum.attach(model, *optimizers(model))
+    torch.manual_seed(0)
+    inputs = torch.randn(12, 4, 6).double()
+    losses = [(net(inputs) - 1).square().flatten(1).sum(1) for net in (model, twin)]
+    losses[0].mean().backward()
+    assert reducer.last is not None
+    assert reducer.last.applied
+    ((1 + reducer.last.extra_weights) * losses[1]).mean().backward()
+    for found, expected in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(found.grad, expected.grad, rtol=1e-10, atol=1e-12)
+
+
+def test_an_output_of_another_type_is_still_a_linear_layers() -> None:
+    class Logits(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).float()
+
+    assert names(net(Logits(8, 4)).bfloat16()) == ("2", None)
 
 
 def test_heads_of_any_class_may_be_passed() -> None:

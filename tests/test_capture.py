@@ -387,6 +387,28 @@ class TestCompile:
         assert_close(gradients(model), gradients(twin), 1e-6)
         return True
 
+    @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+    def test_outputs_that_are_changed_in_place(self, backend: str) -> None:
+        """In the graph and after it: a mask, a temperature. As a plain model allows."""
+        model, optimizer = make(dtype=torch.float32)
+        reducer = primum.attach(model, optimizer)
+
+        def masked(inputs: Tensor) -> Tensor:
+            logits: Tensor = model(inputs)
+            logits[:, 0] = -1.0
+            return logits
+
+        twin, compiled = copy.deepcopy(model), torch.compile(masked, backend=backend)
+        inputs, labels = batch(0, 24, dtype=torch.float32)
+        logits = compiled(inputs)
+        logits /= 2
+        F.cross_entropy(logits, labels).backward()
+        w = report_of(reducer).extra_weights
+        assert w.max() > 0.01
+        others = twin(inputs).index_fill(1, torch.tensor([0]), -1.0) / 2
+        ((1 + w) * F.cross_entropy(others, labels, reduction="none")).mean().backward()
+        assert_close(gradients(model), gradients(twin), 2e-5)
+
     def test_whole_graph_of_the_losses_under_autocast(self) -> None:
         model, optimizer = make(dtype=torch.float32)
         reducer = primum.attach(model, optimizer)

@@ -283,6 +283,26 @@ def test_rows_that_are_not_samples() -> None:
     assert report_of(reducer).fallbacks == 1
 
 
+@pytest.mark.parametrize(("per", "shape"), [("token", (6, 4)), ("sample", (5, 5))])
+def test_rows_in_another_order(per: str, shape: tuple[int, int]) -> None:
+    """A decoder that computes time first, as fairseq's do: as many tokens, but other ones."""
+
+    class TimeFirst(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            logits: Tensor = self[1](self[0](x.transpose(0, 1)).transpose(0, 1))
+            return logits
+
+    model = TimeFirst(nn.Linear(6, 8), frozen_head())
+    plain = copy.deepcopy(model)
+    _, reducer = started(model, per=per)
+    with pytest.warns(RuntimeWarning, match=f"{per}s of the measured layer are in another order"):
+        losses_on(0, *shape)(model).sum().backward()
+    losses_on(0, *shape)(plain).sum().backward()
+    assert torch.equal(*(flat([p.grad for p in trained(net)]) for net in (model, plain)))
+    losses_on(1, *shape)(model).sum().backward()
+    assert report_of(reducer).fallbacks == 2
+
+
 class TestSecondPass:
     def test_computes_no_parameters_gradient(self) -> None:
         """Nothing is accumulated twice: hooks on accumulation run once per parameter."""

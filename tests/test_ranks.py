@@ -35,6 +35,10 @@ class TestRanks:
         assert ranks.exchange([4, -1]) == [[4, -1]]
         assert ranks.bytes == 2 * rows.numel() * 4 + 2 * 8
 
+    def test_numbers_of_the_host_stay_there_whatever_the_default_device(self) -> None:
+        with torch.device("meta"):  # stands for torch.set_default_device("cuda")
+            assert Ranks(None).exchange([4, -1]) == [[4, -1]]
+
     def test_a_collective_that_fails_is_remembered_and_raised(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:

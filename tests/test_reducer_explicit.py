@@ -211,6 +211,20 @@ class TestExplicitForm:
         with pytest.raises(ValueError, match="do not depend on the head's output"):
             reducer(model[0](inputs).mean(1))
 
+    @pytest.mark.parametrize("per", ["sample", "token"])
+    def test_losses_must_be_in_the_order_of_the_rows(self, per: str) -> None:
+        """Transposed logits, or a batch that is sorted after the head: the weights of others."""
+        model, optimizer = make()
+        reducer = primum.attach(model, optimizer, per=per)
+        inputs, labels = batch(0, 7, 5)
+        if per == "sample":
+            losses = F.cross_entropy(model(inputs[:, 0]).flip(0), labels[:, 0], reduction="none")
+        else:
+            logits = model(inputs.transpose(0, 1)).permute(1, 2, 0)
+            losses = F.cross_entropy(logits, labels, reduction="none")
+        with pytest.raises(ValueError, match=f"not in the order of the head's {per}s.*hook"):
+            reducer(losses)
+
     def test_losses_of_a_pass_before_attaching(self) -> None:
         model, optimizer = make()
         inputs, labels = batch(0, 24)
@@ -247,6 +261,24 @@ class TestExplicitForm:
             assert torch.equal(loss, losses.mean()) == (not trained)
             loss.backward()
         assert report_of(reducer).fallbacks == 0
+
+    @pytest.mark.parametrize("reentrant", [True, False])
+    def test_activation_checkpointing_around_the_head(self, reentrant: bool) -> None:
+        """A reentrant one hides the head until the backward pass: the hook applies the weights."""
+        model, optimizer = make()
+        reducer = primum.attach(model, optimizer)
+        inputs, labels = batch(0, 24)
+        inputs.requires_grad_()
+        output = torch.utils.checkpoint.checkpoint(model, inputs, use_reentrant=reentrant)
+        losses = F.cross_entropy(output, labels, reduction="none")
+        loss = reducer(losses)
+        assert torch.equal(loss, losses.mean()) == reentrant
+        loss.backward()
+        w = report_of(reducer).extra_weights
+        assert w.max() > 0.01
+        twin, _ = make()
+        ((1 + w) * F.cross_entropy(twin(inputs), labels, reduction="none")).mean().backward()
+        assert_close(gradients(model), gradients(twin), 1e-12)
 
     def test_eval_mode_is_plain_and_said(self) -> None:
         model, optimizer = make()

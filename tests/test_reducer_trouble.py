@@ -310,3 +310,31 @@ class TestTrouble:
         reducer = primum.attach(model, rebuilt)
         train(model, rebuilt, 3)
         assert report_of(reducer).fallbacks == 0
+
+    @pytest.mark.parametrize("set_to_none", [True, False])
+    def test_rebuilt_whatever_zero_grad_leaves(self, set_to_none: bool) -> None:
+        model, optimizer = make()
+        reducer = primum.attach(model, optimizer)
+        rebuilt = optim.SGD(model.parameters(), **SGD)
+        inputs, labels = batch(0, 24)
+        for _ in range(2):
+            F.cross_entropy(model(inputs), labels).backward()
+            rebuilt.step()
+            rebuilt.zero_grad(set_to_none=set_to_none)
+        assert report_of(reducer).fallbacks == 0
+        with pytest.warns(RuntimeWarning, match=r"not updated by the optimizer .*rebuilt"):
+            F.cross_entropy(model(inputs), labels).backward()
+
+    def test_a_weight_that_is_normalised_while_gradients_accumulate(self) -> None:
+        """In place in each iteration, as SwAV does to its prototypes: no other optimizer."""
+        model, optimizer = make()
+        reducer = primum.attach(model, optimizer)
+        for number in range(12):
+            with torch.no_grad():
+                model[2].weight.copy_(F.normalize(model[2].weight))
+            inputs, labels = batch(number, 24)
+            (F.cross_entropy(model(inputs), labels) / 4).backward()
+            if number % 4 == 3:
+                optimizer.step()
+                optimizer.zero_grad()
+        assert report_of(reducer).fallbacks == 0

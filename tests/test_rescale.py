@@ -157,6 +157,15 @@ class TestScaler:
         assert torch.equal(report_of(reducer).extra_weights, report_of(expected).extra_weights)
         assert reducer.state_dict()["recipe_state"] == {}
 
+    def test_disabled_skips_no_step(self) -> None:
+        """`GradScaler(enabled=use_amp)`: values that are not finite go into the parameters."""
+        model, optimizer = make()
+        reducer = primum.attach(model, optimizer, scaler=torch.amp.GradScaler("cpu", enabled=False))
+        inputs, labels = batch(0, 24)
+        with pytest.warns(RuntimeWarning, match="values were not finite"):
+            F.cross_entropy(model(inputs) * torch.inf, labels).backward()
+        assert report_of(reducer).fallbacks == 1
+
     def test_float16(self) -> None:
         """Half-precision gradients: too small for float16 unscaled, right when scaled."""
         model, optimizer = make(dtype=torch.float32)

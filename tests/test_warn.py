@@ -58,3 +58,11 @@ class TestCount:
             count = Count(torch.device("cuda"))
             assert not count.add(torch.ones((), dtype=torch.bool, device="cuda"))
             assert count.value.device.type == "cuda"
+
+    def test_is_read_on_the_host_whatever_the_default_device(self) -> None:
+        """Memory of the device cannot be pinned: with the explicit form, every step fell back."""
+        with FakeTensorMode(), torch.device("cuda"):
+            count = Count(torch.device("cuda"))
+            count.add(torch.ones((), dtype=torch.bool))
+            assert count._arrived is not None
+            assert count._arrived.device.type == "cpu"

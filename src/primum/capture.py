@@ -233,7 +233,7 @@ class Carry(torch.autograd.Function):
     def forward(ctx: Any, output: Tensor, features: Tensor, number: int, training: bool) -> Tensor:
         ctx.save_for_backward(features)
         ctx.number, ctx.training = number, training
-        return output.view_as(output)
+        return output.clone()  # a view may not be changed in place; inductor leaves the copy out
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:

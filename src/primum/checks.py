@@ -19,14 +19,17 @@ def is_affine(head: nn.Linear) -> bool:
         return True
     devices = [head.weight.device] if head.weight.is_cuda else []
     with torch.no_grad(), torch.random.fork_rng(devices=devices):
-        row = torch.linspace(-1, 1, head.in_features).to(head.weight).unsqueeze(0)
-        try:
-            found: Any = type(head).forward(head, row)
-        except Exception:
-            return True  # it wants other arguments: not to be judged here
-        expected = nn.functional.linear(row, head.weight, head.bias)
-        shaped = getattr(found, "shape", None) == expected.shape
-        return not shaped or bool(torch.allclose(found, expected, 0.05, 0.05))  # SYNC: at attach
+        row = torch.linspace(-1, 1, head.in_features).to(head.weight)
+        for rows in (row.unsqueeze(0), torch.stack((row, -row)).unsqueeze(0)):
+            try:
+                found: Any = type(head).forward(head, rows)
+            except Exception:
+                continue  # it wants a sequence, or other arguments: then not to be judged here
+            expected = nn.functional.linear(rows, head.weight, head.bias)
+            if not isinstance(found, Tensor) or found.shape != expected.shape:
+                return not isinstance(found, Tensor)
+            return torch.allclose(found.to(expected), expected, 0.05, 0.05)  # SYNC: at attach
+    return True
 
 
 def check_head(model: nn.Module, head: nn.Linear, name: str, *, split: bool = False) -> None:
@@ -63,9 +66,9 @@ def check_head(model: nn.Module, head: nn.Linear, name: str, *, split: bool = Fa
     if not split and not is_affine(head):
         raise ValueError(
             f"{name} is a {type(head).__name__} whose output is not weight @ input + bias (a "
-            "normalised or scaled head), so its gradients are not those of a linear layer, and "
-            "the model has no trained nn.Linear before it to measure instead; pass head= a plain "
-            "nn.Linear"
+            "normalised, scaled or reshaped head), so its gradients are not those of a linear "
+            "layer, and the model has no trained nn.Linear before it to measure instead; pass "
+            "head= a plain nn.Linear"
         )
     if not weight.requires_grad:
         raise ValueError(
@@ -101,12 +104,16 @@ def optimizers_in(given: Optimizer | Iterable[Optimizer] | Any) -> Iterator[Opti
 
 
 def grad_scaler(given: Any) -> Any:
-    """The scaler, also if the loop's own class holds it, as timm's NativeScaler does."""
-    if given is None or callable(getattr(given, "scale", None)):
-        return given
-    values = getattr(given, "__dict__", {}).values()
-    held = [v for v in values if isinstance(v, torch.amp.GradScaler)]
-    return held[0] if len(held) == 1 else given
+    """The scaler, also if the loop's own class holds it, as timm's NativeScaler does.
+
+    None for one that is disabled: it skips no step, so one that is not finite is a fallback.
+    """
+    if not callable(getattr(given, "scale", None)):
+        values = getattr(given, "__dict__", {}).values()
+        held = [v for v in values if isinstance(v, torch.amp.GradScaler)]
+        given = held[0] if len(held) == 1 else given
+    enabled = getattr(given, "is_enabled", None)
+    return None if callable(enabled) and not enabled() else given
 
 
 def check_order(optimizer: Optimizer, param: Tensor) -> None:

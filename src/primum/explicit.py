@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge
 
-from primum.capture import rows_of
+from primum.capture import rows_of, samples
 
 
 def check_tensor(losses: Any) -> None:
@@ -42,6 +44,26 @@ def check_count(losses: Tensor, gradients: Sequence[Tensor], per: str) -> None:
         f"losses must have one entry per {per}, got shape {list(losses.shape)}: the head saw "
         f"{calls} {per}s, but there are {count} losses; {todo}"
     )
+
+
+def check_order(losses: Tensor, calls: Sequence[GradientEdge], per: str) -> None:
+    """Refuse losses that were permuted after the head, or transposed: each has its row's weight.
+
+    Looks at the second loss that is not zero: transposing leaves the first and the last in place.
+    """
+    flat = losses.flatten()
+    second = flat.detach().nonzero()[1:2].flatten()  # SYNC: once for a run
+    of_one = torch.autograd.grad(
+        flat[second].sum(), calls, retain_graph=True, allow_unused=True, materialize_grads=True
+    )
+    reached = torch.stack([samples([each], per).flatten(1).any(1) for each in of_one]).any(0)
+    own = second // max(flat.numel() // max(len(reached), 1), 1)
+    if reached.any() and not reached[own].any():  # SYNC
+        raise ValueError(
+            f"losses are not in the order of the head's {per}s: loss {int(second)} depends on "
+            f"{per} {int(reached.nonzero()[0])} (transposed or sorted after the head?); restore "
+            "that order, or call .backward() on their mean: the hook then applies the weights"
+        )
 
 
 def weighted_mean(losses: Tensor, extra_weights: Tensor) -> Tensor:

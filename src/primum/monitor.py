@@ -75,6 +75,7 @@ class Monitor:
         self.warn = Once()
         self.reasons: Counter[str] = Counter()
         self._seen_version, self._seen_steps, self._foreign_moves = self._version(), 0, 0
+        self._added = -1  # how often a gradient was added to the first one; -1 without any
         self._pending: Tensor | int = 0  # weighed passes that no step has used yet
         self._pending_steps = self._pending_version = 0
         self.passes = 0  # backward passes through the head since the last step of its optimizer
@@ -156,13 +157,17 @@ class Monitor:
             )
 
     def overtaken(self) -> bool:
-        """Whether the head has moved, time after time, without a step of the optimizer."""
-        seen = self._version()
+        """Whether the head has moved, time after time, without a step of the optimizer.
+
+        Not where all that happened to the gradient is that one was added: no step has used it.
+        """
+        seen, grad = self._version(), getattr(parameter(self._head(), "weight"), "grad", None)
+        added = -1 if grad is None or self._weight is not None else version(grad)
         if self.steps != self._seen_steps:
             self._foreign_moves = 0
-        elif seen != self._seen_version and self.counts:
+        elif seen != self._seen_version and self.counts and added != self._added + 1:
             self._foreign_moves += 1
-        self._seen_steps, self._seen_version = self.steps, seen
+        self._seen_steps, self._seen_version, self._added = self.steps, seen, added
         return self._foreign_moves >= PATIENCE
 
     def _version(self) -> int:

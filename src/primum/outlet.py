@@ -72,7 +72,7 @@ class Outlet:
         self.marked = False
         self._calls: list[weakref.ref[Pass]] = []  # of the layer, as far as their graphs live
         self._busy = False
-        self._spreads: tuple[bool, bool] | None = None  # over samples, over positions
+        self._spreads: Sequence[bool] | None = None  # over samples, over positions; to others
         self._hook = Hook(module, self)
 
     @property
@@ -201,18 +201,24 @@ class Outlet:
         gradient: Tensor,
         calls: Sequence[GradientEdge],
         warn: Callable[[str, str], None],
+        per: str,
     ) -> bool:
         """Whether positions depend on each other after the layer; warns of samples that do.
 
-        Known from the first pass that has samples and whose values are finite, by one more second
-        pass: with a gradient at the last position of the last sample alone.
+        Known from the first pass that has samples and whose values are finite, by two more second
+        passes: with a gradient at the last position of one sample alone, the last or the first. The
+        last position of the last sample has its place in time-first order as well.
         """
         if self._spreads is None and gradient.numel() > 0:
-            alone = torch.zeros_like(gradient, memory_format=torch.contiguous_format)
-            last = alone[-1] if alone.dim() < 3 else alone[-1].view(-1, alone.shape[-1])[-1]
-            last.copy_(torch.arange(last.numel(), device=last.device).cos().view(last.shape))
-            self._spreads = spreads(self.carry(edge, alone, calls))
-        samples, positions = self._spreads or (False, False)
+            last, first = (spreads(self.carry(edge, alone(gradient, i), calls), i) for i in (-1, 0))
+            if last and first:
+                self._spreads = [one or other for one, other in zip(last, first, strict=True)]
+        samples, positions, moved = self._spreads or (False, False, False)
+        if moved:
+            raise Plain(
+                f"the {per}s of the measured layer are in another order than those of the output; "
+                "pass head= a layer whose first dimension is the batch"
+            )
         if samples:
             warn(
                 "coupled",
@@ -223,18 +229,27 @@ class Outlet:
         return samples or positions
 
 
-def spreads(carried: Sequence[Tensor]) -> tuple[bool, bool] | None:
-    """Whether gradients reach more samples than the last, and more positions of that.
+def alone(gradient: Tensor, sample: int) -> Tensor:
+    """A gradient of that shape, zero but for the last position of one sample."""
+    made = torch.zeros_like(gradient, memory_format=torch.contiguous_format)
+    own = made[sample] if made.dim() < 3 else made[sample].view(-1, made.shape[-1])[-1]
+    own.copy_(torch.arange(own.numel(), device=own.device).cos().view(own.shape))
+    return made
 
-    Those of something that belongs to one position of the last sample. None if not finite.
+
+def spreads(carried: Sequence[Tensor], sample: int) -> tuple[bool, bool, bool] | None:
+    """Whether gradients reach others than a sample, several of its positions, and it not at all.
+
+    Those of something that belongs to one position of that sample. None if not finite.
     """
     found = []
     for each in carried:
         rows = each.unsqueeze(0) if each.dim() == 1 else each.reshape(len(each), -1, each.shape[-1])
-        own = rows[-1].any(-1)
-        found.append(torch.stack((rows[:-1].any(), own.sum() > 1, ~rows.isfinite().all())))
-    samples, positions, unknown = torch.stack(found).any(0).tolist()  # SYNC: once
-    return None if unknown else (samples, positions)
+        own, reached = rows[sample].any(-1), rows.flatten(1).any(1)
+        others = reached.sum() > own.any()
+        found.append(torch.stack((others, own.sum() > 1, own.any(), ~rows.isfinite().all())))
+    others, positions, itself, unknown = torch.stack(found).any(0).tolist()  # SYNC: once
+    return None if unknown else (others, positions, others and not itself)
 
 
 def weigh_rows(gradient: Tensor, extra_weights: Tensor, per: str) -> Tensor:

@@ -159,8 +159,8 @@ class Ranks:
 
     def exchange(self, numbers: Sequence[int]) -> list[list[int]]:
         """Whole numbers of every rank, in the order of ranks."""
-        own = torch.tensor(numbers, dtype=torch.int64)
-        everyone = torch.empty(self.size * len(numbers), dtype=torch.int64)
+        own = torch.tensor(numbers, dtype=torch.int64, device="cpu")
+        everyone = own.new_empty(self.size * len(numbers))
         self._call(own, lambda: _all_gather(everyone, own, group=self._host))
         table: list[list[int]] = everyone.view(self.size, -1).tolist()
         return table

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from primum.capture import Listener, Pass
+from primum.capture import Listener, Pass, nodes_behind
 from primum.choices import Options
 from primum.compat import eager, is_sharded, parameter
 from primum.explicit import check_count, check_tensor, weighted_mean
@@ -161,12 +161,14 @@ class Reducer(Fused):
 
         The gradients are those of `losses.mean().backward()` under the hook. Pass each sample's
         complete loss at its final scale: `losses / k` if gradients accumulate over k batches. A
-        second call on losses of the same forward pass uses the same weights. For a compiled model
-        the plain mean is returned, and the hook applies the weights in the backward pass.
+        second call on losses of the same forward pass uses the same weights. For a compiled model,
+        and under `checkpoint(..., use_reentrant=True)`, the plain mean is returned, and the hook
+        applies the weights in the backward pass.
 
         Args:
-            losses: One per sample (`reduction="none"`), [B], or per token, [B, T] or [B * T]; with
-                `per="auto"` the first call decides. Pixels, [B, H, W], get their sample's weight.
+            losses: One per sample (`reduction="none"`), [B], or per token, [B, T] or [B * T], in
+                the order of the head's input; with `per="auto"` the first call decides. Pixels,
+                [B, H, W], get their sample's weight.
         """
         check_tensor(losses)
         mean = losses.mean()
@@ -178,7 +180,8 @@ class Reducer(Fused):
             listener = self._listener() if self._listener else None
             weight = parameter(self._head(), "weight")
             frozen = weight is not None and not weight.requires_grad  # it trains something else
-            if frozen or (listener is not None and listener.compiled):
+            hidden = any("CheckpointFunction" in each.name() for each in nodes_behind(losses, self))
+            if frozen or hidden or (listener is not None and listener.compiled):
                 return mean
             raise ValueError(
                 f"losses do not depend on the head's output ({self.head_name!r}); compute them "

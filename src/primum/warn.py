@@ -75,7 +75,7 @@ class Count:
         value = self.value
         if value.device.type != "cpu":
             if self._arrived is None:
-                self._arrived = torch.full((), torch.nan, dtype=torch.float64)
+                self._arrived = torch.full((), torch.nan, dtype=torch.float64, device="cpu")
                 if value.is_cuda and type(value) is Tensor:
                     self._arrived = self._arrived.pin_memory()
             self._arrived.copy_(value, non_blocking=True)

@@ -14,6 +14,7 @@ from torch.autograd.graph import GradientEdge
 from primum.capture import Listener, Pass
 from primum.choices import Options
 from primum.compat import executes, parameter
+from primum.explicit import check_order
 from primum.fallback import Plain, guarded
 from primum.outlet import Outlet, check_rows, weigh_rows
 from primum.output_check import OutputCheck
@@ -117,7 +118,7 @@ class WeighingAtOutput(Weighing):
             carried = outlet.carry(edge, gradient, edges)
             self._monitor.spend(time.perf_counter() - began)
             check_rows(gradient, carried, self._per.now)
-            mixed = outlet.mixes(edge, gradient, edges, self._monitor.warn)
+            mixed = outlet.mixes(edge, gradient, edges, self._monitor.warn, self._per.now)
             self._per.mixed = mixed
             if mixed and self._per.now == "token":
                 raise Plain(self._mixed)
@@ -147,10 +148,13 @@ class WeighingAtOutput(Weighing):
         )
 
     def _check_losses(self, losses: Tensor, calls: list[GradientEdge], per: str) -> None:
-        """In the explicit form: refuse losses of tokens that depend on other tokens."""
-        if self._outlet is None or per != "token" or self._checked:
+        """In the explicit form, once: refuse losses of other rows, or of tokens and others."""
+        if self._checked:
             return
         self._checked = True
+        check_order(losses, calls, per)
+        if self._outlet is None or per != "token":
+            return
         last = losses.detach().flatten().nonzero()[-1:].flatten()  # SYNC: once
         alone = losses.flatten()[last].sum()
         for each in torch.autograd.grad(alone, calls, retain_graph=True):
