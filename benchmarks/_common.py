@@ -113,7 +113,7 @@ def _environment(script: str, argv: Sequence[str] | None) -> dict[str, Any]:
     }
 
 
-def describe(record: dict[str, Any]) -> str:
+def describe(record: Mapping[str, Any]) -> str:
     """One line about versions and machine, to put below a table."""
     return (
         f"{record['cpu']}, {record['cpus']} cores, "
@@ -155,9 +155,14 @@ class Report:
         self.record |= {"load_at_end": _load(), "seconds": round(self.seconds, 1)}
         return self.record
 
-    def save(self, content: Mapping[str, Any], *parts: Part) -> None:
-        """Write the results so far with the record, to the JSON file and below the parts."""
-        record = self.finish()
+    def save(
+        self, content: Mapping[str, Any], *parts: Part, record: Mapping[str, Any] | None = None
+    ) -> None:
+        """Write the results so far with the record, to the JSON file and below the parts.
+
+        `record` is that of an earlier run, whose stored results are only shown again.
+        """
+        record = record or self.finish()
         line = f"`{record['command']}`: {describe(record)}."
         self.write({"environment": record, **content}, *parts, line)
 
