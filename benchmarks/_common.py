@@ -8,8 +8,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from statistics import median
@@ -22,6 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import primum
 from primum.experiments.files import write_text
 from primum.experiments.runs import processor
+from primum.experiments.stopwatch import use_threads as use_threads
 from primum.experiments.text_tables import markdown_table, text_table
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -81,17 +81,6 @@ def count_flops() -> FlopCounterMode:
         return 2 * one[0] * one[1] * other[1]
 
     return FlopCounterMode(display=False, custom_mapping={torch.ops.aten.addmm_: inplace})
-
-
-@contextmanager
-def use_threads(count: int) -> Iterator[None]:
-    """Set the number of threads torch uses, and restore it on exit."""
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(count)
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _environment(script: str, argv: Sequence[str] | None) -> dict[str, Any]:

@@ -24,13 +24,14 @@ from primum.experiments.cli import INSPECT_SETTINGS
 from primum.experiments.files import write_text
 from primum.experiments.formatting import NOTE, arm_rows, summary_page
 from primum.experiments.images import load_data
-from primum.experiments.job import Place, make_record, torch_threads
+from primum.experiments.job import Place, make_record
 from primum.experiments.looks import Looks
 from primum.experiments.page import render
 from primum.experiments.plan import plan
 from primum.experiments.progress import Progress
 from primum.experiments.runs import RunRecord, environment, read_runs, write_run
 from primum.experiments.settings import LookSettings, RunSettings
+from primum.experiments.stopwatch import use_threads
 from primum.experiments.store import Store
 from primum.experiments.sweep import OnRun, run_sweep
 from primum.experiments.tables import Group, group_runs, moments_by_label, of_weighting
@@ -138,7 +139,7 @@ def inspect(arguments: argparse.Namespace) -> int:
     check_device(arguments.device)
     settings = inspect_settings(arguments)
     out: Path = arguments.out
-    with torch_threads(arguments.threads or torch.get_num_threads()):
+    with use_threads(arguments.threads or torch.get_num_threads()):
         made = environment()
         del made["runs at a time, one thread each"]
         made["threads"] = str(torch.get_num_threads())
