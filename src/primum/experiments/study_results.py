@@ -131,8 +131,7 @@ class Results:
             pairs = {
                 n: row.group.pair(arm, "base", row.group.judged_by) for n, row in enumerate(rows)
             }
-            known = {n: pair for n, pair in pairs.items() if pair is not None}
-            for n, test in family(known).items():
+            for n, test in family(pairs).items():
                 rows[n].tests[arm] = test
         return sorted(rows, key=lambda row: not row.tuned)
 
