@@ -13,6 +13,7 @@ from primum.experiments.default_radius import rule_table
 from primum.experiments.defaults import OPTIMIZERS
 from primum.experiments.formatting import show, show_mean, with_p
 from primum.experiments.parts_page import parts_table
+from primum.experiments.runs import environments
 from primum.experiments.second_look_page import second_look_table
 from primum.experiments.shift_page import shift_table
 from primum.experiments.spread import spread_table
@@ -87,15 +88,10 @@ def grid(results: Results, study: str, heading: str, label: Callable[[dict[str, 
     groups = results.groups(study)
     metric, digits, unit = shown_by(groups)
     arms = [arm for arm in MAIN if any(arm in group.arms for group in groups)]
-    pairs = {
-        (place, arm): pair
-        for place, group in enumerate(groups)
-        for arm in arms
-        if (pair := group.pair(arm, "base", metric)) is not None
-    }
-    tests = family(pairs)
+    places = list(enumerate(groups))
+    tests = family({(n, arm): g.pair(arm, "base", metric) for n, g in places for arm in arms})
     rows = []
-    for place, group in enumerate(groups):
+    for place, group in places:
         found = [tests.get((place, arm)) for arm in arms]
         missed = [test.smallest for test in found if test is not None and not test.seen]
         base = show(group.interval("base", metric), digits)
@@ -204,11 +200,7 @@ def claims(results: Results) -> str:
 
 def machine(results: Results, page: str = "results") -> str:
     """Versions and hardware of the runs of a page."""
-    found: dict[str, dict[str, None]] = {}
-    for runs in results.of(page).values():
-        for run in runs:
-            for key, value in run.environment.items():
-                found.setdefault(key, {})[value] = None
+    found = environments(run for runs in results.of(page).values() for run in runs)
     return markdown_table(["", ""], [[name, ", ".join(values)] for name, values in found.items()])
 
 
