@@ -82,7 +82,8 @@ def _why(harmed: float, per: str, radius: float | None, sequences: bool) -> str:
     if harmed > MANY:
         return (
             f"The last step raised the loss of {harmed:.1%} of the {per}s; either weights this "
-            "small are enough, or the radius or the recipe allows no larger ones"
+            "small are enough, or the radius or the recipe allows no larger ones; pass a larger "
+            "radius to try, or call primum.detach(model) to save the overhead"
         )
     return (
         f"The last step raised the loss of {harmed:.1%} of the {per}s, so there is little "

@@ -148,9 +148,9 @@ def test_wrong_ids_are_refused_and_nothing_is_noted(ids, message):
 def test_construction_errors():
     with pytest.raises(ValueError, match="num_samples must be >= 1, got 0"):
         InterferenceMeter(num_samples=0)
-    with pytest.raises(ValueError, match=r"samples\(\) needs num_samples; pass InterferenceMeter"):
+    with pytest.raises(ValueError, match=r"samples\(\) needs a meter made by Interf"):
         InterferenceMeter().samples()
-    with pytest.raises(ValueError, match=r"ids= needs num_samples; pass InterferenceMeter\("):
+    with pytest.raises(ValueError, match=r"ids= needs a meter made by Interf"):
         InterferenceMeter().update(made([1.0], [0.0], [0.0]), ids=torch.tensor([0]))
 
 

@@ -24,7 +24,7 @@ def probe_of(model, optimizer=None, inputs=X, targets=Y, **options):
     ids=["uneven", "empty", "no rows", "uneven dict", "no tensor"],
 )
 def test_one_row_per_sample(inputs, targets):
-    with pytest.raises(ValueError, match="must have the same batch size"):
+    with pytest.raises(ValueError, match="must be tensors with the same batch size"):
         probe_of(nn.Linear(3, 2), inputs=inputs, targets=targets)
 
 

@@ -68,10 +68,18 @@ def test_table_and_plot(budgets: Budgets) -> None:
     assert cells["slow"][-1] == "2.00 |"
     assert cells["base"][3] == "–"
     assert cells["an arm"][3].startswith("+5.00 ± 0.10")  # three budgets: narrower than each alone
-    figure = budgets.plot()
-    labels = figure.axes[0].get_legend_handles_labels()[1]
-    assert labels == ["ahead"]  # the other lacks a seed
-    assert figure.axes[0].get_xticklabels()[0].get_text() == "2\n60.1%"
+    figure = budgets.plot({"ahead": "an arm"})
+    assert [axes.get_title() for axes in figure.axes] == ["an arm"]  # the other has two seeds
+    assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["2", "4", "8"]
+    assert figure.get_supxlabel().endswith("base has 60.1, 70.1, 80.1%")
+
+
+def test_the_plot_has_a_panel_for_every_arm_with_most_budgets() -> None:
+    runs = [run("base", 0, epochs, 0.5) for epochs in (2, 4, 8)]
+    runs += [run(f"arm {n}", 0, epochs, 0.6) for n in range(4) for epochs in (2, 4, 8)[: n + 1]]
+    shown = [axes.get_title() for axes in Budgets(runs).plot().axes if axes.axison]
+    assert shown == ["arm 1", "arm 2", "arm 3"]
+    assert not Budgets(runs[:3]).plot().axes[0].has_data()
 
 
 def test_settings_without_base_are_left_out() -> None:

@@ -9,10 +9,12 @@ import pytest
 from primum.experiments.arms import Arm
 from primum.experiments.cli import main
 from primum.experiments.speedrun import (
+    CONTROLS,
     DESIGNS,
     MAIN,
-    MORE,
-    TUNED,
+    RATES,
+    SEEDS,
+    SHAPES,
     TUNING_SEED,
     best_precision,
     recipe,
@@ -46,7 +48,7 @@ def test_every_budget_is_a_whole_schedule() -> None:
 
 def test_stopped_anywhere_it_is_a_fair_comparison() -> None:
     runs = speedrun_runs("small", range(3))
-    assert len(runs) == 3 * 3 * (len(MAIN) + len(MORE))
+    assert len(runs) == 3 * 3 * len((*MAIN, *SHAPES, *CONTROLS))
     assert len({run.key for run in runs}) == len(runs)
     assert [run.arm for run in runs[:4]] == [Arm.parse(arm) for arm in MAIN]
     for stop in range(len(runs)):
@@ -54,7 +56,7 @@ def test_stopped_anywhere_it_is_a_fair_comparison() -> None:
         for run in runs[:stop]:
             done[run.epochs, run.arm] = done.get((run.epochs, run.arm), 0) + 1
         for budget in (2, 4, 8):
-            for arms in (MAIN, MORE):
+            for arms in (MAIN, (*SHAPES, *CONTROLS)):
                 counts = [done.get((budget, Arm.parse(arm)), 0) for arm in arms]
                 assert max(counts) - min(counts) <= 1
     assert {run.train_size for run in runs} == {20_000}
@@ -80,7 +82,8 @@ def test_tuning_uses_a_seed_that_is_not_compared_and_base_alone() -> None:
     assert {run.seed for run in runs} == {TUNING_SEED}
     assert max(design.seeds for design in DESIGNS.values()) <= TUNING_SEED
     tried = {(run.epochs, run.rate, run.decay) for run in runs}
-    assert all((tuned(b).epochs, tuned(b).rate, tuned(b).decay) in tried for b in TUNED)
+    assert tuple(RATES) == DESIGNS["full"].budgets  # base is tuned at every one of them
+    assert all((b, tuned(b).rate, tuned(b).decay) in tried for b in RATES)
 
 
 def test_the_command_smoke(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,7 +122,10 @@ def test_the_study_has_all_budgets_and_three_seeds_or_more() -> None:
     seeds: dict[tuple[int, Arm], set[int]] = {}
     for run in runs:
         seeds.setdefault((run.epochs, run.arm), set()).add(run.seed)
-    for (epochs, arm), found in seeds.items():
-        many = arm in {Arm.parse(each) for each in MAIN} and epochs in TUNED
-        assert found == set(range(5 if many else 3))
-    assert {(4, Arm.parse(arm)) for arm in (*MAIN, *MORE)} <= seeds.keys()
+    for arms, counts in SEEDS.items():
+        for arm in arms:
+            found = {
+                epochs: own for (epochs, other), own in seeds.items() if other == Arm.parse(arm)
+            }
+            assert found == {epochs: set(range(count)) for epochs, count in counts.items()}
+    assert min(count for counts in SEEDS.values() for count in counts.values()) == 3

@@ -8,7 +8,7 @@ from pathlib import Path
 from primum.experiments.arms import Arm
 from primum.experiments.speedrun import MAIN, TUNING_SEED
 from primum.experiments.store import Store
-from primum.experiments.tuned import CONTROL, SETTINGS, control_runs, rate_runs, tuned_runs
+from primum.experiments.tuned import CONTROLS, SETTINGS, control_runs, rate_runs, tuned_runs
 
 
 def test_every_arm_uses_a_rate_that_base_was_tuned_over() -> None:
@@ -61,11 +61,11 @@ def test_five_seeds_of_base_and_the_default_three_of_smaller_radii_seed_by_seed(
     assert len({run.key for run in runs}) == len(runs)
 
 
-def test_the_control_shares_base_and_the_default_with_the_comparison() -> None:
+def test_the_controls_share_base_and_the_default_with_the_comparison() -> None:
     runs = control_runs()
     assert {(run.model, run.norm, run.rate) for run in runs} == {("resnet20", "batch", 0.2)}
     shared = {run.key for run in runs} & {run.key for run in tuned_runs()}
-    controls = [run for run in runs if run.key not in shared]
     assert len(shared) == 5 * 2
-    assert [run.seed for run in controls] == [0, 1, 2]
-    assert {run.arm for run in controls} == {Arm.parse(CONTROL)}
+    controls = [(run.arm, run.seed) for run in runs if run.key not in shared]
+    assert sorted(seed for _, seed in controls) == sorted(3 * [0, 1, 2])
+    assert {arm for arm, _ in controls} == {Arm.parse(arm) for arm in CONTROLS}

@@ -127,7 +127,7 @@ class InterferenceMeter:
         the sum of its own (under `observe`, both are hypothetical). Fallback steps do not count.
         """
         if self.num_samples is None:
-            raise ValueError("samples() needs num_samples; pass InterferenceMeter(num_samples=...)")
+            raise ValueError("samples() needs a meter made by InterferenceMeter(num_samples=...)")
         self._work_off()
         totals = self._totals
         if totals is None:
@@ -214,7 +214,7 @@ class InterferenceMeter:
 
     def _check(self, report: StepReport, ids: Tensor) -> None:
         if self.num_samples is None:
-            raise ValueError("ids= needs num_samples; pass InterferenceMeter(num_samples=...)")
+            raise ValueError("ids= needs a meter made by InterferenceMeter(num_samples=...)")
         own = own_samples(report)
         if ids.shape != (own,):
             raise ValueError(

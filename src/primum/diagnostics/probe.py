@@ -66,7 +66,8 @@ class Probe:
         sizes = {_rows(leaf) for leaf in _tensors((self.inputs, self.targets))}
         if len(sizes) != 1 or 0 in sizes:
             raise ValueError(
-                "inputs and targets must have the same batch size, at least 1, in dimension 0; "
+                "inputs and targets must be tensors with the same batch size, at least 1, in "
+                "dimension 0; "
                 f"got {sorted(sizes)}"
             )
         object.__setattr__(self, "model", _bare(self.model))

@@ -54,8 +54,8 @@ def weightings(
     Args:
         probe: The probe that was measured.
         interference: `measure(probe)`.
-        radius: Trust-region radius of the first three.
-        max_extra_weight: Upper bound on the extra weights of the first three.
+        radius: Trust-region radius of "head", "paper" and "network".
+        max_extra_weight: Upper bound on their extra weights.
         recipes: More recipes to apply at the head, for example a `Paper` with its averages from
             training. They are copied first, so their state does not change.
     """

@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 from matplotlib.figure import Figure
 
-from primum.diagnostics.figures.style import canvas, looks, styled
+from primum.diagnostics.figures.style import LOOKS, styled
 from primum.experiments.formatting import show, show_mean, with_p
 from primum.experiments.runs import RunRecord
 from primum.experiments.speedrun import tuned
@@ -18,6 +18,7 @@ from primum.experiments.tables import Group, group_runs
 from primum.experiments.text_tables import markdown_table
 
 METRIC = "views_accuracy"
+ENOUGH = 3  # seeds for an interval that is worth drawing
 NOTE = (
     "Test accuracy over several views of each image, last epoch. Each budget is a complete "
     "schedule of that many epochs. Differences from base are in points, with Welch's 95% interval, "
@@ -121,36 +122,40 @@ class Budgets:
 
     @styled
     def plot(self, names: Mapping[str, str] | None = None) -> Figure:
-        """Plot points above base by budget, with intervals; arms that lack seeds are left out."""
-        figure, axes = canvas()
-        tests = {
-            (arm, epochs): test
-            for (arm, epochs), test in self.tests().items()
-            if test.interval.count == len(self.groups[epochs].arms["base"])
-        }
-        shown = [arm for arm in self.arms[1:] if any(key[0] == arm for key in tests)]
-        for number, (arm, look) in enumerate(looks(shown).items()):
-            known = {epochs: test.interval for (own, epochs), test in tests.items() if own == arm}
+        """Plot points above base by budget, with intervals, in one panel per arm.
+
+        Budgets with fewer than three seeds of an arm (or than base has) are left out, and so are
+        arms that lack most budgets.
+        """
+        drawn: dict[str, dict[int, Interval]] = {}
+        for (arm, epochs), test in self.tests().items():
+            if test.interval.count >= min(ENOUGH, len(self.groups[epochs].arms["base"])):
+                drawn.setdefault(arm, {})[epochs] = test.interval
+        drawn = {arm: found for arm, found in drawn.items() if 2 * len(found) > len(self.groups)}
+        columns = min(3, len(drawn)) or 1
+        rows = math.ceil(len(drawn) / columns) or 1
+        figure = Figure(figsize=(7.2, 0.7 + 1.7 * rows), layout="constrained")
+        panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat
+        for axes, (arm, found) in zip(panels, drawn.items(), strict=False):
+            axes.axhline(0, color="#010203", linewidth=0.8)
             axes.errorbar(
-                [epochs * 1.03 ** (number - len(shown) / 2) for epochs in known],  # side by side
-                [found.mean for found in known.values()],
-                yerr=np.nan_to_num([found.half_width for found in known.values()]),
-                color=look.colour,
-                linestyle=look.dashes,
-                marker=look.marker,
+                list(found),
+                [own.mean for own in found.values()],
+                yerr=np.nan_to_num([own.half_width for own in found.values()]),
+                color=LOOKS[0].colour,
+                marker=LOOKS[0].marker,
                 capsize=2,
-                label=(names or {}).get(arm, arm),
             )
-        axes.axhline(0, color="#010203", linewidth=0.8)
-        axes.set_xscale("log", base=2)
-        ends = {epochs: group.interval("base", METRIC) for epochs, group in self.groups.items()}
-        labels = [f"{epochs}\n{show_mean(end, 1)}%" for epochs, end in ends.items()]
-        axes.set_xticks(list(ends), labels)
-        axes.minorticks_off()
-        axes.set_xlabel("epochs of the schedule, and base's accuracy")
-        axes.set_ylabel("points of test accuracy above base")
-        if shown:
-            axes.legend()
+            axes.set_title((names or {}).get(arm, arm))
+            axes.set_xscale("log", base=2)
+            axes.set_xticks(list(self.groups), [str(epochs) for epochs in self.groups])
+            axes.minorticks_off()
+        for axes in panels[len(drawn) :]:
+            axes.set_axis_off()
+        ends = [group.interval("base", METRIC) for group in self.groups.values()]
+        base = ", ".join(show_mean(end, 1) for end in ends)
+        figure.supxlabel(f"epochs of the schedule; base has {base}%")
+        figure.supylabel("points above base")
         return figure
 
 

@@ -21,23 +21,28 @@ BATCH, MOMENTUM = 512, 0.85
 TUNING_SEED = 100  # not among the seeds that are compared
 RATES = {
     2: (5.75, 11.5, 23.0, 46.0),
+    3: (5.75, 11.5, 23.0),
     4: (5.75, 11.5, 23.0, 46.0),
+    6: (5.75, 11.5, 23.0),
     8: (5.75, 11.5, 23.0),
+    12: (5.75, 11.5, 23.0),
     16: (2.875, 5.75, 11.5),
 }
 DECAYS = (0.0075, 0.015, 0.03)
 # By epochs: learning rate and weight decay with the highest accuracy of plain training in
 # `tuning_runs`, on all images. Other budgets use those of the next shorter one.
 TUNED: dict[int, tuple[float, float]] = {2: (11.5, 0.015), 4: (11.5, 0.015), 8: (11.5, 0.015)}
-# On the results page, by epochs: seeds of base and three radii, and of the other arms.
-SEEDS = {2: (5, 0), 3: (3, 0), 4: (5, 3), 6: (3, 0), 8: (5, 0), 12: (3, 0), 16: (3, 0)}
 MAIN = ("base", "primum@radius=0.1", "primum@radius=0.2", "primum@radius=0.4")
 FALLING = "primum@radius=0.4,radius_schedule=fade-linear,radius_low=0.1"
 FIRST_HALF = "primum@radius=0.4,until=0.5"
-MORE = (
-    *("primum@radius=0.05", FALLING, FIRST_HALF),
-    *("paper", "lr-matched@radius=0.2", "permuted@radius=0.2"),
-)
+SHAPES = ("primum@radius=0.05", FALLING, FIRST_HALF)
+CONTROLS = ("paper", "lr-matched@radius=0.2", "permuted@radius=0.2")
+# Seeds on the results page, by arms and epochs.
+SEEDS = {
+    MAIN: {2: 5, 3: 3, 4: 5, 6: 3, 8: 5, 12: 3, 16: 3},
+    SHAPES: {2: 3, 3: 3, 4: 3, 6: 3, 8: 3},
+    CONTROLS: {4: 3, 8: 3},
+}
 NOTES = {
     "full": "All 50,000 training images.",
     "small": "20,000 training images.",
@@ -133,7 +138,7 @@ def speedrun_runs(
     chosen = sorted(budgets or design.budgets)
     numbers = list(range(design.seeds) if seeds is None else seeds)
     runs: list[RunSettings] = []
-    for arms in (MAIN, (*MAIN, *MORE)):
+    for arms in (MAIN, (*MAIN, *SHAPES, *CONTROLS)):
         for part in (chosen[:-1], chosen[-1:]):
             points = [
                 replace(tuned(budget), views=design.views, device=device, precision=precision)
@@ -146,10 +151,13 @@ def speedrun_runs(
 
 def study_runs() -> list[RunSettings]:
     """The runs of scale full that the results page shows, by `SEEDS`."""
-    main = {Arm.parse(arm) for arm in MAIN}
-    return [
-        run for run in speedrun_runs("full") if run.seed < SEEDS[run.epochs][run.arm not in main]
-    ]
+    seeds = {
+        (Arm.parse(arm), epochs): count
+        for arms, counts in SEEDS.items()
+        for arm in arms
+        for epochs, count in counts.items()
+    }
+    return [run for run in speedrun_runs("full") if run.seed < seeds.get((run.arm, run.epochs), 0)]
 
 
 def _at(run: RunSettings, scale: Scale, train_size: int | None) -> RunSettings:

@@ -15,7 +15,7 @@ from primum.experiments.speedrun import MAIN, TUNING_SEED
 from primum.experiments.tutorial_runs import tiny
 
 SEEDS, FEW = 5, 3  # of base and radius 0.4, of the other arms
-CONTROL = "permuted@radius=0.4"
+CONTROLS = ("permuted@radius=0.4", "lr-matched@radius=0.4", "damped")
 
 
 @dataclass(frozen=True)
@@ -79,10 +79,11 @@ def tuned_runs(*, smoke: bool = False) -> list[RunSettings]:
 
 
 def control_runs(*, smoke: bool = False) -> list[RunSettings]:
-    """ResNet-20 with batch norm at base's best rate: base, radius 0.4 and its weights, shuffled."""
-    arms = [Arm.parse(arm) for arm in (MAIN[0], MAIN[-1], CONTROL)]
+    """ResNet-20 with batch norm at base's best rate: base, radius 0.4, and the controls."""
+    main = [Arm.parse(arm) for arm in (MAIN[0], MAIN[-1])]
+    arms = [*main, *(Arm.parse(arm) for arm in CONTROLS)]
     if smoke:
         return [tiny(run) for run in plan([SETTINGS[0].run], arms, range(1))]
-    runs = plan([RESNET_BATCH_NORM.run], arms[:2], range(SEEDS))
+    runs = plan([RESNET_BATCH_NORM.run], main, range(SEEDS))
     runs += plan([RESNET_BATCH_NORM.run], arms, range(FEW))
     return list({run.key: run for run in runs}.values())

@@ -85,9 +85,8 @@ def weight_bands(tables: Sequence[Table], name: str = "primum") -> Figure:
         steps, parts = _stretches(tables, column)
         lines.append(np.array([part.mean() for part in parts]))
     shades = (0.35, 0.15)
-    for low, high, shade, text in zip(
-        lines, lines[1:], shades, ("50th to 90th percentile", "90th to maximum"), strict=False
-    ):
+    texts = ("50th to 90th percentile", "90th percentile to maximum")
+    for low, high, shade, text in zip(lines, lines[1:], shades, texts, strict=False):
         axes.fill_between(steps, low, high, color=look.colour, alpha=shade, linewidth=0, label=text)
     for line, dashes in zip(lines, ("-", "--", ":"), strict=True):
         axes.plot(steps, line, dashes, color=look.colour, linewidth=1.2)
