@@ -21,7 +21,7 @@ import primum
 from primum.gram import Gram, MatrixFree
 from primum.paper import Paper
 from primum.problem import Solution
-from primum.recipe import Recipe
+from primum.recipe import Primum, Recipe
 from primum.rules import Scalar
 from primum.update import Update, predict_head
 
@@ -167,16 +167,21 @@ class Moment:
 
 
 class Recorder:
-    """Wraps a recipe and records its inputs at some calls, counted from 1."""
+    """Wraps a recipe and records its inputs at some steps.
+
+    Attributes:
+        step: Number of the current step, from 1.
+        moments: The record.
+    """
 
     name = "recorder"
     products = 0  # needs the factors, which are recorded
 
     def __init__(self, at: Sequence[int], recipe: Recipe) -> None:
+        self.step = 0
         self.moments: list[Moment] = []
         self.metric = recipe.metric
         self._at = set(at)
-        self._calls = 0
         self._inner = recipe
         self._update: Update | None = None
 
@@ -186,10 +191,9 @@ class Recorder:
         return self._update
 
     def __call__(self, gram: Gram, drift: Tensor, size: Tensor, lr: Scalar) -> Solution:
-        self._calls += 1
-        if self._calls in self._at:
+        if self.step in self._at:
             kept = copy.deepcopy((gram, self._update, drift, self._inner.state_dict()))
-            self.moments.append(Moment(self._calls, *kept))
+            self.moments.append(Moment(self.step, *kept))
         return self._inner(gram, drift, size, lr)
 
     def state_dict(self) -> dict[str, Any]:
@@ -213,16 +217,21 @@ def record(
     batches: Iterator[tuple[Tensor, Tensor]],
     steps: int,
     at: Sequence[int],
-    recipe: Recipe | None = None,
+    *,
+    plain: bool = False,
 ) -> Iterator[list[Moment]]:
-    """Train, by default with the paper's recipe; yield the record so far after each step."""
-    recorder = Recorder(at, recipe or Paper())
+    """Train with the paper's recipe, or without weights; yield the record so far after each step.
+
+    Plain training is observed at the recorded steps alone.
+    """
+    recorder = Recorder(at, Primum(radius=0.0) if plain else Paper())
     scheduler = CosineAnnealingLR(optimizer, steps)
     spy = mock.patch("primum.pipeline.predict_head", recorder.predict_head)
-    with primum.attach(model, optimizer, recipe=recorder), spy:
-        for images, labels in batches:
+    with primum.attach(model, optimizer, recipe=recorder) as reducer, spy:
+        for recorder.step, (inputs, labels) in enumerate(batches, 1):
+            reducer.enabled = recorder.step in at or not plain
             optimizer.zero_grad()
-            F.cross_entropy(model(images), labels).backward()
+            F.cross_entropy(model(inputs), labels).backward()
             optimizer.step()
             scheduler.step()
             yield recorder.moments

@@ -8,8 +8,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from statistics import median
@@ -22,6 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import primum
 from primum.experiments.files import write_text
 from primum.experiments.runs import processor
+from primum.experiments.stopwatch import use_threads as use_threads
 from primum.experiments.text_tables import markdown_table, text_table
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -83,17 +83,6 @@ def count_flops() -> FlopCounterMode:
     return FlopCounterMode(display=False, custom_mapping={torch.ops.aten.addmm_: inplace})
 
 
-@contextmanager
-def use_threads(count: int) -> Iterator[None]:
-    """Set the number of threads torch uses, and restore it on exit."""
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(count)
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def _environment(script: str, argv: Sequence[str] | None) -> dict[str, Any]:
     """Command, versions and machine; written into every result file."""
     words = list(sys.argv[1:] if argv is None else argv)
@@ -113,7 +102,7 @@ def _environment(script: str, argv: Sequence[str] | None) -> dict[str, Any]:
     }
 
 
-def describe(record: dict[str, Any]) -> str:
+def describe(record: Mapping[str, Any]) -> str:
     """One line about versions and machine, to put below a table."""
     return (
         f"{record['cpu']}, {record['cpus']} cores, "
@@ -155,9 +144,14 @@ class Report:
         self.record |= {"load_at_end": _load(), "seconds": round(self.seconds, 1)}
         return self.record
 
-    def save(self, content: Mapping[str, Any], *parts: Part) -> None:
-        """Write the results so far with the record, to the JSON file and below the parts."""
-        record = self.finish()
+    def save(
+        self, content: Mapping[str, Any], *parts: Part, record: Mapping[str, Any] | None = None
+    ) -> None:
+        """Write the results so far with the record, to the JSON file and below the parts.
+
+        `record` is that of an earlier run, whose stored results are only shown again.
+        """
+        record = record or self.finish()
         line = f"`{record['command']}`: {describe(record)}."
         self.write({"environment": record, **content}, *parts, line)
 

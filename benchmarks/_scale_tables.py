@@ -263,13 +263,8 @@ def _models() -> str:
 
 def _share(value: float) -> str:
     percent = 100 * value
-    return (
-        f"{percent:.2f}%" if percent < 1 else f"{percent:,.1f}%" if percent < 10 else _whole(value)
-    )
-
-
-def _whole(value: float) -> str:
-    return f"{100 * value:,.0f}%"
+    digits = 2 if percent < 1 else 1 if percent < 10 else 0
+    return f"{percent:,.{digits}f}%"
 
 
 def _compute(case: Case) -> str:

@@ -5,19 +5,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from unittest import mock
 
 import torch
-import torch.nn.functional as F
-from _capture import Moment, Recorder
+from _capture import Moment, record
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
-from torch.optim.lr_scheduler import CosineAnnealingLR
-
-import primum
-from primum.recipe import Primum
 
 
 @dataclass(frozen=True)
@@ -107,19 +101,6 @@ def captured(kind: str, words: Tensor, setting: Setting, steps: int, at: list[in
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = LanguageModel(setting.vocabulary, setting.width, setting.positions)
-    generator = torch.Generator().manual_seed(0)
-    optimizer = optimizer_of(kind, model)
-    scheduler = CosineAnnealingLR(optimizer, steps)
-    recorder = Recorder(range(1, len(at) + 1), Primum(radius=0.0))
-    spy = mock.patch("primum.pipeline.predict_head", recorder.predict_head)
-    with primum.attach(model, optimizer, recipe=recorder) as reducer, spy:
-        for number, (inputs, labels) in enumerate(batches(words, setting, steps, generator), 1):
-            reducer.enabled = number in at
-            optimizer.zero_grad()
-            F.cross_entropy(model(inputs), labels).backward()
-            optimizer.step()
-            scheduler.step()
-    return [
-        replace(moment, number=number)
-        for moment, number in zip(recorder.moments, sorted(at), strict=True)
-    ]
+    rows = batches(words, setting, steps, torch.Generator().manual_seed(0))
+    *_, found = record(model, optimizer_of(kind, model), rows, steps, at, plain=True)
+    return found

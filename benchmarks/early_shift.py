@@ -21,7 +21,7 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from _common import Report, Table, describe, make_parser, use_threads
+from _common import Report, Table, make_parser, use_threads
 from scipy.stats import spearmanr
 
 from primum.experiments.formatting import show
@@ -100,6 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         stored = {in_words(each.run.settings): each for each in known}
     report = Report("early_shift.py", argv, arguments.out)
     found: dict[str, list[float]] = {}
+    record = None
     if arguments.render:
         content = json.loads(arguments.out.read_text(encoding="utf-8"))
         found, record = content["shares"], content["environment"]
@@ -109,10 +110,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 name = in_words(run.shared())
                 found[name] = early_shares(run, load(run, arguments.data_dir, arguments.cache_dir))
                 print(f"{name}: {fmean(found[name]):.0%}", flush=True)
-        record = report.finish()
     table, ranks, line = compared(found, stored)
-    made = f"`{record['command']}`: {describe(record)}."
-    report.write({"environment": record, "shares": found, "ranks": ranks}, table, line, NOTE, made)
+    report.save({"shares": found, "ranks": ranks}, table, line, NOTE, record=record)
     report.show()
     return 0
 

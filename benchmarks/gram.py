@@ -42,7 +42,6 @@ from tqdm import tqdm
 
 from primum.gram import Dense, MatrixFree, choose
 from primum.paper.low_rank import weighted_gram
-from primum.recipe import Primum
 
 RANK = 5
 PRODUCTS = 22  # of a step of ours with 20 iterations
@@ -289,8 +288,7 @@ def captured_heads(
         model = nn.Sequential(*body, nn.Linear(inputs, outputs))
     batches = written_numbers(outputs, batch, steps)
     moments = [step for step in MOMENTS if step <= steps]
-    plain = Primum(radius=0.0)
-    *_, last = record(model, optimizer_of("adamw", model), batches, steps, moments, plain)
+    *_, last = record(model, optimizer_of("adamw", model), batches, steps, moments, plain=True)
     for moment in last:
         yield moment.number, moment.gram
 

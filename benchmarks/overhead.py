@@ -50,11 +50,11 @@ from _common import (
 from _rivals import HEADER as RIVALS_HEADER
 from _rivals import Rivals, measure_rivals, verdict
 from torch import Tensor, nn
-from torch.profiler import ProfilerActivity, profile
 from tqdm import tqdm
 
 import primum
 from primum import gram
+from primum.experiments import callbacks
 
 GOAL, GOAL_BATCH = 1.02, 128  # at most this ratio on the real backbone at this batch size
 BACKBONES = ("tiny", "real")
@@ -286,19 +286,9 @@ def without_stderr() -> Iterator[None]:
 
 
 def peak_memory(run: Callable[[], object]) -> int:
-    """Peak bytes of torch's CPU allocator during `run`, over what it held before."""
-    with (
-        without_stderr(),
-        profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as seen,
-    ):
-        run()
-    events = [e for e in seen.profiler.kineto_results.events() if e.name() == "[memory]"]
-    events.sort(key=lambda event: event.start_ns())
-    held = peak = 0
-    for event in events:
-        held += event.nbytes()
-        peak = max(peak, held)
-    return peak
+    """Peak bytes of torch's CPU allocator during `run`, without the profiler's messages."""
+    with without_stderr():
+        return callbacks.peak_memory(run)
 
 
 def first_steps(arm: Arm, attached: bool, count: int) -> None:

@@ -1,11 +1,8 @@
 """The benchmarks run, measure what they say and leave whole files behind."""
 
-import importlib
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -19,19 +16,6 @@ from primum.gram import Gram
 from primum.recipe import Primum
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
-
-
-@pytest.fixture
-def load(monkeypatch):
-    """Import a benchmark as its own directory sees it, as `python benchmarks/...` would."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-
-    def load(name: str) -> ModuleType:
-        monkeypatch.delitem(sys.modules, name, raising=False)
-        return importlib.import_module(name)
-
-    yield load
-    sys.modules.pop("_common", None)
 
 
 def test_overhead(load, tmp_path, capsys):

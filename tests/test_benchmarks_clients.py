@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -22,15 +21,8 @@ PAGE = ROOT / "docs" / "clients.md"
 
 
 @pytest.fixture
-def clients(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """The benchmark as its own directory sees it; the tests have a package of that name, too."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    kept = {name: sys.modules.pop(name) for name in [*sys.modules] if name.startswith("clients")}
-    yield importlib.import_module("clients")
-    for name in [*sys.modules]:
-        if name == "clients" or name.startswith(("_clients", "_common")):
-            del sys.modules[name]
-    sys.modules.update(kept)
+def clients(load: Callable[[str], ModuleType]) -> ModuleType:
+    return load("clients")
 
 
 def test_every_script_runs(clients: ModuleType, tmp_path: Path, capsys) -> None:

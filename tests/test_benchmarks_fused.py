@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch.nn.functional as F
 
-BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
-
 
 @pytest.fixture
-def fused(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    monkeypatch.delitem(sys.modules, "fused", raising=False)
-    return importlib.import_module("fused")
+def fused(load: Callable[[str], ModuleType]) -> ModuleType:
+    return load("fused")
 
 
 def test_all_arms(fused: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

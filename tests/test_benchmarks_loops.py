@@ -1,28 +1,16 @@
 """The benchmark of accumulation and clipping runs, and its yardsticks are right."""
 
-import importlib
 import json
-import sys
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 from torch import nn
 
-BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
-
 
 @pytest.fixture
-def loops(monkeypatch) -> ModuleType:
-    """The benchmark as its own directory sees it; the tests have a module of that name, too."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    kept = sys.modules.pop("loops", None)
-    yield importlib.import_module("loops")
-    for name in ("loops", "_capture", "_common"):
-        sys.modules.pop(name, None)
-    if kept is not None:
-        sys.modules["loops"] = kept
+def loops(load) -> ModuleType:
+    return load("loops")
 
 
 def moment_of(loops: ModuleType, kind: str):

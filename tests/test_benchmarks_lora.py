@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -14,11 +14,12 @@ BENCHMARKS = ROOT / "benchmarks"
 
 
 def test_runs_and_writes_whole_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    load: Callable[[str], ModuleType],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    monkeypatch.delitem(sys.modules, "lora", raising=False)
-    lora = importlib.import_module("lora")
+    lora = load("lora")
     monkeypatch.setattr(lora, "LAYER_SEEDS", (0,))
     text, out = tmp_path / "text.txt", tmp_path / "lora.json"
     text.write_text("In the beginning was the word. " * 100)
@@ -45,8 +46,6 @@ def test_runs_and_writes_whole_files(
     again = json.loads(out.read_text())
     assert {row["seed"] for row in again["layers"]} == {1}
     assert again["runs"] == found["runs"]
-    sys.modules.pop("_common", None)
-    sys.modules.pop("lora", None)
 
 
 def test_the_page_shows_the_tables_of_the_results() -> None:

@@ -1,30 +1,11 @@
 """The benchmarks against the paper run at tiny sizes, and their yardsticks are right."""
 
-import importlib
 import io
 import json
 import sys
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
-
-BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
-OWN = ("_capture", "_common", "_figures", "gram", "overhead", "solvers")
-
-
-@pytest.fixture
-def load(monkeypatch):
-    """Import a benchmark as its own directory sees it, as `python benchmarks/...` would."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-
-    def load(name: str) -> ModuleType:
-        return importlib.import_module(name)
-
-    yield load
-    for name in OWN:
-        sys.modules.pop(name, None)
 
 
 def captured(load, kind: str, batch: int = 24):

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import re
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -17,18 +15,8 @@ from primum.experiments.text_tables import MARK
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "scale.md"
 RESULTS = ROOT / "benchmarks" / "results" / "ranks.json"
-OWN = ("_common", "_scale", "_scale_tables", "overhead", "ranks")
 
 Load = Callable[[str], ModuleType]
-
-
-@pytest.fixture
-def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
-    """Import a benchmark as its own directory sees it, as `python benchmarks/...` would."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    yield importlib.import_module
-    for name in OWN:
-        sys.modules.pop(name, None)
 
 
 def test_ranks(load: Load, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,10 +1,7 @@
 """The benchmark of the second look runs, and its parts of a change are what they say."""
 
-import importlib
 import json
-import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -13,19 +10,6 @@ import torch.nn.functional as F
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 KINDS = ["plain", "primum", "second look, head", "second look, network", "network's weights",
          "shuffled"]  # fmt: skip
-
-
-@pytest.fixture
-def load(monkeypatch):
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-
-    def load(name: str) -> ModuleType:
-        monkeypatch.delitem(sys.modules, name, raising=False)
-        return importlib.import_module(name)
-
-    yield load
-    for name in ("_common", "_second_look"):
-        sys.modules.pop(name, None)
 
 
 def test_second_look(load, tmp_path, capsys):

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -29,19 +27,6 @@ LANGUAGE = [
     *("--precision", "fp32", "--lr", "0.01"),
 ]
 Load = Callable[[str], ModuleType]
-
-
-@pytest.fixture
-def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
-    monkeypatch.syspath_prepend(str(FOLDER))
-
-    def load(name: str) -> ModuleType:
-        monkeypatch.delitem(sys.modules, name, raising=False)
-        return importlib.import_module(name)
-
-    yield load
-    for name in ("_measure", "_gpt", "cifar", "language"):
-        sys.modules.pop(name, None)
 
 
 def runs_of(path: Path, command: str) -> list[dict[str, Any]]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -18,12 +16,8 @@ PAGE = ROOT / "docs" / "tied.md"
 
 
 @pytest.fixture
-def tied(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    yield importlib.import_module("tied")
-    for name in [*sys.modules]:
-        if name == "tied" or name.startswith(("_clients", "_common")):
-            del sys.modules[name]
+def tied(load: Callable[[str], ModuleType]) -> ModuleType:
+    return load("tied")
 
 
 def test_quick(tied: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

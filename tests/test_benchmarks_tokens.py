@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import random
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 
-BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
-
 
 @pytest.fixture
-def tokens(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    monkeypatch.delitem(sys.modules, "tokens", raising=False)
-    return importlib.import_module("tokens")
+def tokens(load: Callable[[str], ModuleType]) -> ModuleType:
+    return load("tokens")
 
 
 def test_tables(

@@ -1,8 +1,6 @@
 """`benchmarks/gain_rank.py` runs and measures what it says."""
 
-import importlib
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,15 +12,8 @@ BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 
 @pytest.fixture
-def gain_rank(monkeypatch):
-    """Imported as its own directory sees it, as `python benchmarks/gain_rank.py` would."""
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    names = ("gain_rank", "_capture", "_common")
-    for name in names:
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    yield importlib.import_module("gain_rank")
-    for name in names:
-        sys.modules.pop(name, None)
+def gain_rank(load):
+    return load("gain_rank")
 
 
 def test_errors_are_relative_and_vanish_at_full_rank(gain_rank, rng):

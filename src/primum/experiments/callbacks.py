@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
+from itertools import accumulate
 from statistics import fmean
 from typing import Any
 
@@ -147,22 +148,27 @@ class PeakMemory(Callback):
             return
         with closing(trainer.batches.epoch(0)) as epoch:
             batch = next(epoch)
-        with profile(
-            activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True
-        ) as seen:
+
+        def step() -> None:
             trainer.optimizer.zero_grad()
             trainer.method.backward(batch, trainer.steps, trainer.steps, observed=False)
+
+        self.bytes = peak_memory(step)
         trainer.optimizer.zero_grad()
-        kineto = seen.profiler.kineto_results if seen.profiler is not None else None
-        assert kineto is not None
-        events = [event for event in kineto.events() if event.name() == "[memory]"]
-        held = 0
-        for event in sorted(events, key=lambda event: event.start_ns()):
-            held += event.nbytes()
-            self.bytes = max(self.bytes, held)
 
     def fields(self, trainer: Trainer) -> dict[str, Any]:
         return {"final": {"peak_bytes": self.bytes}}
+
+
+def peak_memory(run: Callable[[], object]) -> int:
+    """Peak bytes of torch's CPU allocator during `run`, over what it held before."""
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as seen:
+        run()
+    kineto = seen.profiler.kineto_results if seen.profiler is not None else None
+    assert kineto is not None
+    events = [event for event in kineto.events() if event.name() == "[memory]"]
+    events.sort(key=lambda event: event.start_ns())
+    return int(max(accumulate((event.nbytes() for event in events), initial=0)))
 
 
 def append(table: Table, row: Mapping[str, float]) -> None:

@@ -87,15 +87,13 @@ def _run(name: str, arguments: argparse.Namespace, parser: argparse.ArgumentPars
             parser.error("lr-matched takes its learning rate from primum's runs; add primum")
         return demo(arguments)
     if name == "reproduce":
-        from primum.experiments.reproduce import list_experiments, reproduce
+        from primum.experiments.reproduce import list_experiments, reproduce, speedrun
 
         if arguments.list:
             return list_experiments()
         if arguments.name is None:
             parser.error(f"choose one of {', '.join((*PAPER, SPEEDRUN))}, or --list")
         if arguments.name == SPEEDRUN:
-            from primum.experiments.speedrun_command import speedrun
-
             return speedrun(arguments)
         if arguments.train_size is not None or arguments.budgets or arguments.precision:
             parser.error("--train-size, --budgets and --precision only apply to speedrun")

@@ -12,7 +12,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean
 
 import torch
 from tqdm import tqdm
@@ -24,16 +23,17 @@ from primum.experiments.cli import INSPECT_SETTINGS
 from primum.experiments.files import write_text
 from primum.experiments.formatting import NOTE, arm_rows, summary_page
 from primum.experiments.images import load_data
-from primum.experiments.job import Place, make_record, torch_threads
+from primum.experiments.job import Place, make_record
 from primum.experiments.looks import Looks
-from primum.experiments.page import render
+from primum.experiments.page import look_cell, render
 from primum.experiments.plan import plan
 from primum.experiments.progress import Progress
 from primum.experiments.runs import RunRecord, environment, read_runs, write_run
 from primum.experiments.settings import LookSettings, RunSettings
+from primum.experiments.stopwatch import use_threads
 from primum.experiments.store import Store
 from primum.experiments.sweep import OnRun, run_sweep
-from primum.experiments.tables import Group, group_runs, moments_by_label, of_weighting
+from primum.experiments.tables import Group, group_runs, moments_by_label
 from primum.experiments.text_tables import text_table
 from primum.experiments.torchrun import Ranks, check_device, joined
 from primum.experiments.trainer import Trainer
@@ -138,7 +138,7 @@ def inspect(arguments: argparse.Namespace) -> int:
     check_device(arguments.device)
     settings = inspect_settings(arguments)
     out: Path = arguments.out
-    with torch_threads(arguments.threads or torch.get_num_threads()):
+    with use_threads(arguments.threads or torch.get_num_threads()):
         made = environment()
         del made["runs at a time, one thread each"]
         made["threads"] = str(torch.get_num_threads())
@@ -207,7 +207,6 @@ def look_rows(record: RunRecord) -> list[list[str]]:
     rows = [["at", "weights", "removed %", "really %", "harmed %", "really %", "sign right %"]]
     for label, moments in moments_by_label(group_runs([record])[0]).items():
         for place, name in enumerate(moments[0]["table"]["weights"]):
-            found = [of_weighting(moments, column, name) for column in columns]
-            cells = [f"{100 * fmean(known):.0f}" if known else "–" for known in found]
+            cells = [look_cell(moments, column, name) for column in columns]
             rows.append([label if place == 0 else "", name, *cells])
     return rows

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 PACKAGES = (
@@ -14,6 +14,16 @@ INSTALL = "pip install 'primum[experiments]'"
 
 class UserError(ValueError):
     """A wrong setting, file or folder. The message has the value and a way to fix it."""
+
+
+def check_least(
+    settings: object, least: Mapping[str, int], error: type[UserError] = UserError
+) -> None:
+    """Raise if one of these settings is below its bound; None is allowed."""
+    for what, bound in least.items():
+        value = getattr(settings, what)
+        if value is not None and value < bound:
+            raise error(f"{what} must be >= {bound}, got {value}")
 
 
 def missing_package(error: ModuleNotFoundError) -> str | None:

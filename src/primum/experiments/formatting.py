@@ -54,7 +54,8 @@ def arm_rows(group: Group) -> list[list[str]]:
         if name not in TESTED:
             columns.append([metric.short, *(show_mean(each, metric.digits) for each in found)])
             continue
-        tests = [group.against_base(name).get(arm) for arm in group.arms]
+        against = group.against_base(name)
+        tests = [against.get(arm) for arm in group.arms]
         columns.append([metric.short, *(show(each, metric.digits) for each in found)])
         changes = [test and show(test.interval, metric.digits, sign="+") for test in tests]
         columns.append(["vs base", *(change or "–" for change in changes)])

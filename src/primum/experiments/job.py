@@ -15,6 +15,7 @@ from primum.experiments.looks import Looks
 from primum.experiments.runs import RunRecord, run_from
 from primum.experiments.settings import Matched, RunSettings
 from primum.experiments.shift_meter import CommonShift
+from primum.experiments.stopwatch import use_threads
 from primum.experiments.store import Store
 from primum.experiments.tasks import load
 from primum.experiments.torchrun import current
@@ -66,7 +67,7 @@ def train_run(
     ranks = current()
     device = ranks.device(settings.device)
     with (
-        torch_threads(place.threads),
+        use_threads(place.threads),
         own_random_numbers(settings.seed + APART * ranks.rank, device),
     ):
         trainer = Trainer(
@@ -158,13 +159,3 @@ def own_random_numbers(seed: int, device: torch.device) -> Iterator[None]:
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
         yield
-
-
-@contextmanager
-def torch_threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 from primum.diagnostics.figures.style import canvas, looks, styled
 from primum.experiments.formatting import show, show_mean, with_p
-from primum.experiments.plots import curves
+from primum.experiments.plots import curves, error_bars, log_axis
 from primum.experiments.results_page import commands, grid, machine, rates
 from primum.experiments.results_plots import rates as rates_plot
 from primum.experiments.runs import RunRecord
@@ -58,8 +58,7 @@ def arms_table(group: Group) -> str:
 
 def long(results: Results) -> str:
     """Tables of a long run: final results of the arms, and the loss during training."""
-    (group,) = results.groups("language-long")
-    group = common(group)
+    group = only(results, "long")
     shown = (250, 500, 1000, 2000, 3000)
     rows = []
     for arm, runs in group.arms.items():
@@ -80,9 +79,9 @@ def _loss_at(runs: Sequence[RunRecord], step: int) -> str:
 
 
 def only(results: Results, name: str) -> Group:
-    """The group of a study with one setting; the radius study is restricted to common seeds."""
+    """The group of a study with one setting; two studies are restricted to common seeds."""
     (group,) = results.groups(f"language-{name}")
-    return common(group) if name == "radius" else group
+    return common(group) if name in ("radius", "long") else group
 
 
 def not_run(results: Results) -> str:
@@ -98,9 +97,10 @@ def not_run(results: Results) -> str:
 
 
 MAKERS: dict[str, Callable[[Results], str]] = {
-    "language-rates-char": lambda r: rates(r, "language-rates-char"),
-    "language-rates-word": lambda r: rates(r, "language-rates-word"),
-    "language-sgd": lambda r: rates(r, "language-sgd"),
+    **{
+        f"language-{name}": partial(rates, study=f"language-{name}")
+        for name in ("rates-char", "rates-word", "sgd")
+    },
     "language-batches": lambda r: grid(
         r, "language-batches", "sequences", lambda s: f"{s['batch_size']} x {s['length']}"
     ),
@@ -110,8 +110,8 @@ MAKERS: dict[str, Callable[[Results], str]] = {
         for name in ("char", "word", "gpt2", "radius", "per", "bound", "more-controls")
     },
     "language-not-run": not_run,
-    "language-commands": lambda r: commands(r, "language"),
-    "language-machine": lambda r: machine(r, "language"),
+    "language-commands": partial(commands, page="language"),
+    "language-machine": partial(machine, page="language"),
 }
 PLOTS = {
     "language-rates-char": "Held-out loss by learning rate, characters: base and primum",
@@ -130,8 +130,7 @@ def language_plots(results: Results) -> dict[str, Figure]:
     if results.runs["language-radius"]:
         drawn["language-radius"] = by_radius(only(results, "radius"))
     if results.runs["language-long"]:
-        arms = common(only(results, "long")).arms
-        arms = {arm_name(arm): runs for arm, runs in arms.items()}
+        arms = {arm_name(arm): runs for arm, runs in only(results, "long").arms.items()}
         drawn["language-long"] = curves(arms, "test_loss", by="step", title="characters")
     return drawn
 
@@ -156,21 +155,10 @@ def by_radius(group: Group) -> Figure:
                 points.append((runs[0].arm_settings["radius"], found))
         if points:
             points.sort(key=lambda point: point[0])
-            axes.errorbar(
-                [radius for radius, _ in points],
-                [found.mean for _, found in points],
-                yerr=np.nan_to_num([found.half_width for _, found in points]),
-                color=look[kind].colour,
-                linestyle=look[kind].dashes,
-                marker=look[kind].marker,
-                capsize=2,
-                label="from the radius down to 0" if fading else "constant radius",
-            )
-    axes.set_xscale("log", base=2)
-    radii = sorted({run.arm_settings["radius"] for run in group.runs if run.arm != "base"})
-    axes.set_xticks(radii, [f"{radius:g}" for radius in radii])
-    axes.minorticks_off()
-    axes.set_xlabel("radius")
+            label = "from the radius down to 0" if fading else "constant radius"
+            error_bars(axes, points, look[kind], label)
+    radii = {run.arm_settings["radius"] for run in group.runs if run.arm != "base"}
+    log_axis(axes, sorted(radii), "radius")
     axes.set_ylabel(group.about("loss").heading)
     axes.set_title("characters")
     axes.legend()

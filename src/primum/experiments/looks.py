@@ -117,6 +117,7 @@ class Looks(Callback):
         self.curves: dict[str, list[Any]] = {}
         self._losses: list[Tensor] = []
         self._meter: InterferenceMeter | None = None
+        self._kept: Any = None  # state of the meter, until the size of the data is known
         self._unseen: Batch | None = None
 
     def before_step(self, trainer: Trainer) -> None:
@@ -195,8 +196,6 @@ class Looks(Callback):
         self.moments, self.curves = state["moments"], state["curves"]
         self._losses, self._kept = list(state["losses"]), state["meter"]
         self._meter = None
-
-    _kept: Any = None  # state of the meter, until the size of the data is known
 
     def _meter_of(self, trainer: Trainer) -> InterferenceMeter:
         if self._meter is None:

@@ -13,7 +13,7 @@ import jinja2
 from primum.experiments.arms import ARMS
 from primum.experiments.formatting import p_value, show
 from primum.experiments.plots import group_plots
-from primum.experiments.runs import RunRecord
+from primum.experiments.runs import RunRecord, environments
 from primum.experiments.statistics import RULE, Difference
 from primum.experiments.tables import METRICS, Group, group_runs, moments_by_label, of_weighting
 from primum.experiments.verdicts import details, headline
@@ -129,7 +129,7 @@ def _looks(group: Group) -> list[dict[str, Any]]:
     for place, (label, moments) in enumerate(looked.items()):
         count = f", mean of {len(moments)} batches" if len(moments) > 1 else ""
         rows = [
-            (name, [_mean(moments, column, name) for column in LOOKS])
+            (name, [look_cell(moments, column, name) for column in LOOKS])
             for name in moments[0]["table"]["weights"]
         ]
         tables.append(
@@ -143,7 +143,8 @@ def _looks(group: Group) -> list[dict[str, Any]]:
     return tables
 
 
-def _mean(moments: Sequence[Mapping[str, Any]], column: str, weighting: str) -> str:
+def look_cell(moments: Sequence[Mapping[str, Any]], column: str, weighting: str) -> str:
+    """The mean of a column of whole-network measurements for one weighting; a dash for none."""
     known = of_weighting(moments, column, weighting)
     scale = LOOKS[column][1]
     return f"{scale * fmean(known):.{0 if scale == 100 else 2}f}" if known else "–"
@@ -151,12 +152,8 @@ def _mean(moments: Sequence[Mapping[str, Any]], column: str, weighting: str) -> 
 
 def _made(records: Sequence[RunRecord]) -> dict[str, str]:
     """Seeds, versions and hardware; values that differ between runs are listed."""
-    found: dict[str, dict[str, None]] = {}
-    for run in records:
-        for key, value in run.environment.items():
-            found.setdefault(key, {})[value] = None
     made = {"seeds": ", ".join(str(seed) for seed in sorted({run.seed for run in records}))}
-    made |= {key: "; ".join(values) for key, values in found.items()}
+    made |= {key: "; ".join(values) for key, values in environments(records).items()}
     seconds = sum(run.seconds or 0.0 for run in records)
     return made | ({"training time of all runs": f"{seconds:.0f} s"} if seconds else {})
 

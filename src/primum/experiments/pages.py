@@ -10,7 +10,6 @@ from primum.experiments.language_page import PLOTS as LANGUAGE_PLOTS
 from primum.experiments.language_page import language_plots
 from primum.experiments.results_page import MAKERS, NOT_RUN, PLOTS
 from primum.experiments.results_plots import results_plots
-from primum.experiments.second_look_page import MAKERS as SECOND_LOOK
 from primum.experiments.studies import STUDIES
 from primum.experiments.study_results import Results
 from primum.experiments.text_tables import fill_page
@@ -18,7 +17,7 @@ from primum.experiments.tutorial_page import MAKERS as TUTORIAL
 from primum.experiments.tutorial_page import tutorial_plots
 
 PAGES = ("guide", "results", "claims", "tutorial", "language")
-ALL = MAKERS | SECOND_LOOK | TUTORIAL | LANGUAGE
+ALL = MAKERS | TUTORIAL | LANGUAGE
 
 
 def filled(text: str, results: Results) -> str:

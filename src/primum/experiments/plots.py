@@ -8,14 +8,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 from matplotlib.ticker import MaxNLocator
 
 from primum.diagnostics import figures
-from primum.diagnostics.figures.style import canvas, looks, styled
+from primum.diagnostics.figures.style import Look, canvas, looks, styled
 from primum.experiments.runs import RunRecord
-from primum.experiments.statistics import interval
+from primum.experiments.statistics import Interval, interval
 from primum.experiments.tables import Group, moments_by_label, of_weighting
 
 AXES = {"epoch": "epoch", "step": "step", "seconds": "seconds of training"}
@@ -67,6 +68,35 @@ def curves(arms: Arms, which: str, *, by: str = "epoch", title: str = "") -> Fig
     axes.set_ylabel(which.replace("_", " ") + _unit(arms, which))
     axes.legend()
     return figure
+
+
+def error_bars(
+    axes: Axes,
+    points: Sequence[tuple[float, Interval]],
+    look: Look,
+    label: str,
+    *,
+    line: bool = True,
+) -> None:
+    """Plot means by place with their 95% intervals, with a line through them or without."""
+    axes.errorbar(
+        [place for place, _ in points],
+        [found.mean for _, found in points],
+        yerr=np.nan_to_num([found.half_width for _, found in points]),
+        color=look.colour,
+        linestyle=look.dashes if line else "none",
+        marker=look.marker,
+        capsize=2,
+        label=label,
+    )
+
+
+def log_axis(axes: Axes, values: Sequence[float], name: str) -> None:
+    """Make the x-axis logarithmic, with a tick at each value."""
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(values, [f"{value:g}" for value in values])
+    axes.minorticks_off()
+    axes.set_xlabel(name)
 
 
 def group_plots(group: Group) -> Iterator[Plot]:

@@ -1,4 +1,4 @@
-"""`primum reproduce`: run an experiment of the paper and write its findings."""
+"""`primum reproduce`: run an experiment of the paper, or the speedrun, and write what it found."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from primum.experiments.budgets import NOTE, TARGET, Budgets
 from primum.experiments.claims import TABLES
 from primum.experiments.cli import PAPER, SPEEDRUN
-from primum.experiments.commands import place_of, progress_of
+from primum.experiments.commands import place_of, progress_of, write_summary
 from primum.experiments.errors import UserError
 from primum.experiments.evidence import findings_of, runs_of
 from primum.experiments.files import write_text
 from primum.experiments.job import Place
 from primum.experiments.judge import Outcome
 from primum.experiments.scales import SEEDS, SMALL_TABLES, SMOKE, Scale
-from primum.experiments.speedrun import NOTES, speedrun_runs
+from primum.experiments.speedrun import NOTES, best_precision, speedrun_runs
 from primum.experiments.sweep import check_workers, run_sweep
+from primum.experiments.tables import group_runs
 from primum.experiments.torchrun import joined
 
 GRAM = "All of the paper's sizes, on one thread of a CPU instead of a Tesla T4, two seconds each."
@@ -60,16 +62,13 @@ EXPERIMENTS: dict[str, Experiment] = {
 def reproduce(arguments: argparse.Namespace) -> int:
     """Train or measure what is missing; print and write the findings."""
     name, scale = arguments.name, arguments.scale
-    experiment, folder = EXPERIMENTS[name], Path(arguments.out) / scale
+    experiment = EXPERIMENTS[name]
     check_workers(arguments.workers, arguments.threads, arguments.data_workers)
     if experiment.seeds is None and (arguments.seeds is not None or arguments.workers > 1):
         raise UserError(f"{name} is run once, in one process; leave out --seeds and --workers")
     if experiment.cpu_only and arguments.device != "cpu":
         raise UserError(f"{name} runs on the CPU; leave out --device {arguments.device}")
-    if any(folder.glob("runs/*.json")) and not arguments.resume:
-        raise UserError(
-            f"{folder} already has runs; choose another --out, or leave out --no-resume"
-        )
+    folder = scale_folder(arguments)
     place = place_of(arguments, folder)
     seeds = range(arguments.seeds or SEEDS.get(scale) or experiment.seeds or 1)
     scripts = None
@@ -95,6 +94,44 @@ def reproduce(arguments: argparse.Namespace) -> int:
     write_text(folder / f"{name}.md", outcome.page())
     print(f"\nWritten: {folder / name}.json and .md")
     return 0
+
+
+def speedrun(arguments: argparse.Namespace) -> int:
+    """Train missing runs; print and write the gain of each arm at each budget."""
+    folder = scale_folder(arguments)
+    place = place_of(arguments, folder)
+    with joined(arguments.device) as ranks:
+        runs = speedrun_runs(
+            arguments.scale,
+            None if arguments.seeds is None else range(arguments.seeds),
+            budgets=arguments.budgets,
+            train_size=arguments.train_size,
+            device=arguments.device,
+            precision=arguments.precision or best_precision(arguments.device),
+        )
+        records = run_sweep(runs, place, progress_of(ranks))
+    if not ranks.leads:
+        return 0
+    budgets = Budgets(records)
+    about = NOTES[arguments.scale]
+    tables = f"{budgets.table()}\n\n{NOTE}\n\n{budgets.to_target()}\n\n{TARGET}"
+    page = f"# Speedrun on CIFAR-10\n\n{about}\n\n{tables}\n"
+    print(f"\n{about}\n\n{tables}")
+    write_text(folder / "speedrun.md", f"{page}\n```sh\n{arguments.command}\n```\n")
+    budgets.plot().savefig(folder / "speedrun.png", dpi=130, facecolor="white")
+    write_summary(group_runs(records), records, folder, arguments.command, "Speedrun on CIFAR-10")
+    print(f"\nWritten: speedrun.md, speedrun.png, summary.json and report.html in {folder}")
+    return 0
+
+
+def scale_folder(arguments: argparse.Namespace) -> Path:
+    """The folder of a scale's runs; raises if it has some and they are not to be resumed."""
+    folder: Path = Path(arguments.out) / arguments.scale
+    if any(folder.glob("runs/*.json")) and not arguments.resume:
+        raise UserError(
+            f"{folder} already has runs; choose another --out, or leave out --no-resume"
+        )
+    return folder
 
 
 def list_experiments() -> int:

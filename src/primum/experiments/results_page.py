@@ -1,4 +1,4 @@
-"""Tables of docs/results.md and docs/claims.md, from stored runs."""
+"""Tables of docs/results.md, docs/claims.md and docs/guide.md, from stored runs."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from primum.experiments.default_radius import rule_table
 from primum.experiments.defaults import OPTIMIZERS
 from primum.experiments.formatting import show, show_mean, with_p
 from primum.experiments.parts_page import parts_table
+from primum.experiments.runs import environments
+from primum.experiments.second_look_page import second_look_table
 from primum.experiments.shift_page import shift_table
 from primum.experiments.spread import spread_table
 from primum.experiments.statistics import Difference, family, interval
@@ -86,15 +88,10 @@ def grid(results: Results, study: str, heading: str, label: Callable[[dict[str, 
     groups = results.groups(study)
     metric, digits, unit = shown_by(groups)
     arms = [arm for arm in MAIN if any(arm in group.arms for group in groups)]
-    pairs = {
-        (place, arm): pair
-        for place, group in enumerate(groups)
-        for arm in arms
-        if (pair := group.pair(arm, "base", metric)) is not None
-    }
-    tests = family(pairs)
+    places = list(enumerate(groups))
+    tests = family({(n, arm): g.pair(arm, "base", metric) for n, g in places for arm in arms})
     rows = []
-    for place, group in enumerate(groups):
+    for place, group in places:
         found = [tests.get((place, arm)) for arm in arms]
         missed = [test.smallest for test in found if test is not None and not test.seen]
         base = show(group.interval("base", metric), digits)
@@ -170,9 +167,9 @@ def rivals(results: Results) -> str:
     return rates(results, "rivals") if there else NOT_RUN
 
 
-def long(results: Results, study: str) -> str:
+def long(results: Results) -> str:
     """A long schedule: last epoch, training and test loss, and accuracy during training."""
-    (group,) = results.groups(study)
+    (group,) = results.groups("long-sgd")
     tests, rows = group.against_base("accuracy"), []
     for arm, runs in group.arms.items():
         losses = [run.final["train_loss"] for run in runs]
@@ -203,11 +200,7 @@ def claims(results: Results) -> str:
 
 def machine(results: Results, page: str = "results") -> str:
     """Versions and hardware of the runs of a page."""
-    found: dict[str, dict[str, None]] = {}
-    for runs in results.of(page).values():
-        for run in runs:
-            for key, value in run.environment.items():
-                found.setdefault(key, {})[value] = None
+    found = environments(run for runs in results.of(page).values() for run in runs)
     return markdown_table(["", ""], [[name, ", ".join(values)] for name, values in found.items()])
 
 
@@ -228,27 +221,25 @@ MAKERS: dict[str, Callable[[Results], str]] = {
     "overview-short": partial(overview, tuned=False),
     "default": default,
     "radius": radius,
-    "long-sgd": lambda r: long(r, "long-sgd"),
+    "long-sgd": long,
     "noise": lambda r: grid(r, "noise", "wrong labels", lambda s: f"{s['label_noise']:.0%}"),
     "batches-sgd": lambda r: grid(r, "batches-sgd", "SGD", lambda s: f"B {s['batch_size']}"),
     "batches-adamw": lambda r: grid(r, "batches-adamw", "AdamW", lambda s: f"B {s['batch_size']}"),
     "cifar100": lambda r: grid(r, "cifar100", "", lambda s: OPTIMIZERS[s["optimizer"]]),
-    "rates-sgd": lambda r: rates(r, "rates-sgd"),
-    "rates-adamw": lambda r: rates(r, "rates-adamw"),
-    "controls-sgd": lambda r: arms_table(r, "controls-sgd"),
-    "controls-adamw": lambda r: arms_table(r, "controls-adamw"),
-    "vit": lambda r: arms_table(r, "vit"),
-    "upgrad": lambda r: arms_table(r, "upgrad"),
+    **{study: partial(rates, study=study) for study in ("rates-sgd", "rates-adamw")},
+    **{
+        study: partial(arms_table, study=study)
+        for study in (
+            *("controls-sgd", "controls-adamw", "vit", "upgrad", "resnet-controls"),
+            *("resnet-stabilised", "cnn-stabilised", "batch-norm", "batch-norm-controls"),
+        )
+    },
     "rivals": rivals,
     "parts": lambda r: parts_table(r.groups("parts")[0], NAMES),
+    "second-look": lambda r: second_look_table(r.groups("second-look")[0]),
     "speedrun": lambda r: Budgets(r.runs["speedrun"]).table(NAMES),
     "speedrun-target": lambda r: Budgets(r.runs["speedrun"]).to_target(NAMES),
-    "tuned": lambda r: grid(r, "tuned", "", lambda s: in_words(s)),
-    "resnet-controls": lambda r: arms_table(r, "resnet-controls"),
-    "resnet-stabilised": lambda r: arms_table(r, "resnet-stabilised"),
-    "cnn-stabilised": lambda r: arms_table(r, "cnn-stabilised"),
-    "batch-norm": lambda r: arms_table(r, "batch-norm"),
-    "batch-norm-controls": lambda r: arms_table(r, "batch-norm-controls"),
+    "tuned": lambda r: grid(r, "tuned", "", in_words),
     "common-shift": shift_table,
     "tuned-speed": lambda r: speed_table(r.groups("tuned")),
     "tuned-rates": lambda r: rate_table(r.groups("tuned-rates")),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
+import math
+
 from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -11,20 +12,20 @@ from primum.diagnostics.figures.style import canvas, looks, styled
 from primum.experiments.budgets import Budgets
 from primum.experiments.defaults import OPTIMIZERS
 from primum.experiments.parts_page import parts_plot
-from primum.experiments.plots import curves
+from primum.experiments.plots import curves, error_bars, log_axis
 from primum.experiments.shift_page import shift_plot
 from primum.experiments.study_results import MAIN as SHOWN
 from primum.experiments.study_results import NAMES, Results, Row, in_short, named
 from primum.experiments.tables import Group
 
 MAIN = ["base", "paper", "primum", "primum@radius=0.4"]
-FOREST = ["base", "paper", "primum", "primum@radius=0.4", "primum@radius=0.1"]
+FOREST = [*MAIN, "primum@radius=0.1"]
 
 
 def results_plots(results: Results) -> dict[str, Figure]:
     """Plots by file name."""
     short = [row for row in results.overview if not row.tuned]
-    tuned = [row for row in results.overview if row.tuned and not _between(row.group)]
+    tuned = [row for row in results.overview if row.tuned and _in_overview(row.group)]
     drawn = {"results-overview": forest(tuned), "results-overview-short": forest(short)}
     if results.runs.get("speedrun"):
         drawn["results-speedrun"] = Budgets(results.runs["speedrun"]).plot(NAMES)
@@ -33,6 +34,10 @@ def results_plots(results: Results) -> dict[str, Figure]:
     if results.runs.get("parts"):
         (group,) = results.groups("parts")
         drawn["results-parts"] = parts_plot(group, NAMES)
+    if results.runs.get("long-sgd"):
+        (group,) = results.groups("long-sgd")
+        arms = {named(arm): runs for arm, runs in group.arms.items()}
+        drawn["results-long-sgd"] = curves(arms, "test_accuracy", title=OPTIMIZERS["sgd"])
     for optimizer, title in OPTIMIZERS.items():
         if results.runs.get(f"rates-{optimizer}"):
             drawn[f"results-rates-{optimizer}"] = rates(results.groups(f"rates-{optimizer}"), title)
@@ -42,17 +47,13 @@ def results_plots(results: Results) -> dict[str, Figure]:
             drawn[f"results-controls-{optimizer}"] = curves(
                 arms, "test_accuracy", by="seconds", title=title
             )
-        if results.runs.get(f"long-{optimizer}"):
-            (group,) = results.groups(f"long-{optimizer}")
-            drawn[f"results-long-{optimizer}"] = curves(
-                {named(a): runs for a, runs in group.arms.items()}, "test_accuracy", title=title
-            )
     return drawn
 
 
-def _between(group: Group) -> bool:
-    """Whether this is a length of the speedrun that only the speedrun's own plot shows."""
-    return group.settings["model"] == "cnn-whitened" and group.settings["epochs"] in (3, 6, 12)
+def _in_overview(group: Group) -> bool:
+    """Whether the overview shows a setting; of the speedrun's lengths, the powers of two."""
+    settings = group.settings
+    return settings["model"] != "cnn-whitened" or math.log2(settings["epochs"]).is_integer()
 
 
 @styled
@@ -104,21 +105,9 @@ def rates(groups: list[Group], title: str) -> Figure:
     for number, (arm, look) in enumerate(looks(MAIN).items()):
         known = [(g.settings["lr"], found) for g in groups if (found := g.interval(arm, metric))]
         if known:
-            axes.errorbar(
-                [lr * 1.03 ** (number - 1.5) for lr, _ in known],  # side by side
-                [found.mean for _, found in known],
-                yerr=np.nan_to_num([found.half_width for _, found in known]),
-                color=look.colour,
-                linestyle=look.dashes,
-                marker=look.marker,
-                capsize=2,
-                label=named(arm, language=groups[0].language),
-            )
-    axes.set_xscale("log", base=2)
-    lrs = [group.settings["lr"] for group in groups]
-    axes.set_xticks(lrs, [f"{lr:g}" for lr in lrs])
-    axes.minorticks_off()
-    axes.set_xlabel("learning rate")
+            apart = [(lr * 1.03 ** (number - 1.5), found) for lr, found in known]  # side by side
+            error_bars(axes, apart, look, named(arm, language=groups[0].language))
+    log_axis(axes, [group.settings["lr"] for group in groups], "learning rate")
     axes.set_ylabel(groups[0].about(metric).heading)
     axes.set_title(title)
     axes.legend()

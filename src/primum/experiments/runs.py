@@ -211,6 +211,15 @@ def environment(workers: int = 1, threads: int = 1) -> dict[str, str]:
     return found | {"runs at a time": str(workers), "threads each": str(threads)}
 
 
+def environments(records: Iterable[RunRecord]) -> dict[str, list[str]]:
+    """Versions and hardware of several runs: all values of each entry, in order."""
+    found: dict[str, dict[str, None]] = {}
+    for run in records:
+        for key, value in run.environment.items():
+            found.setdefault(key, {})[value] = None
+    return {key: list(values) for key, values in found.items()}
+
+
 def processor() -> str:
     """Name of the CPU; "unknown" if the system does not provide it."""
     try:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from statistics import fmean
 
 from primum.experiments.formatting import show, with_p
-from primum.experiments.study_results import Results
 from primum.experiments.tables import Group
 from primum.experiments.text_tables import markdown_table
 
@@ -33,8 +31,3 @@ def second_look_table(group: Group) -> str:
     head = ["arm", "seeds", "accuracy, %", "- plain (Holm p)", "primum - arm (Holm p)",
             "test loss", "train loss"]  # fmt: skip
     return markdown_table(head, rows)
-
-
-MAKERS: dict[str, Callable[[Results], str]] = {
-    "second-look": lambda results: second_look_table(results.groups("second-look")[0])
-}

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 from primum.experiments.arms import Arm, Task
 from primum.experiments.augment import AUGMENTATIONS
 from primum.experiments.defaults import LANGUAGE_RATES, LATER, OPTIMIZERS, usual_decay, usual_lr
-from primum.experiments.errors import UserError
+from primum.experiments.errors import UserError, check_least
 from primum.experiments.images import DataSettings
 from primum.experiments.models import MODELS
 from primum.experiments.models.norms import Norm
@@ -39,9 +39,7 @@ class LookSettings:
     lr_factors: tuple[float, ...] = (0.25, 1.0, 4.0)
 
     def __post_init__(self) -> None:
-        for what in ("every", "batches"):
-            if getattr(self, what) < 1:
-                raise UserError(f"{what} must be >= 1, got {getattr(self, what)}")
+        check_least(self, {"every": 1, "batches": 1})
         if not 0 <= self.radius < float("inf"):
             raise UserError(f"radius must be >= 0 and finite, got {self.radius}")
 
@@ -154,11 +152,8 @@ class RunSettings:
 
     def __post_init__(self) -> None:
         ones = "batch_size epochs steps evaluate_every evaluate_steps observe_every shift_every"
-        at_least = dict.fromkeys([*ones.split(), "length"], 1) | {"seed": 0, "warmup_steps": 0}
-        for what, least in at_least.items():
-            value = getattr(self, what)
-            if value is not None and value < least:
-                raise UserError(f"{what} must be >= {least}, got {value}")
+        least = dict.fromkeys([*ones.split(), "length"], 1) | {"seed": 0, "warmup_steps": 0}
+        check_least(self, least)
         for what in ("lr", "lr_scale", "bias_lr", "clip", "eps"):
             value = getattr(self, what)
             if value is not None and not 0 < value < float("inf"):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-import numpy as np
 from matplotlib.figure import Figure
 from scipy.stats import spearmanr
 
 from primum.diagnostics.figures.style import canvas, looks, styled
 from primum.experiments.formatting import show
+from primum.experiments.plots import error_bars
 from primum.experiments.runs import RunRecord
 from primum.experiments.statistics import Interval
 from primum.experiments.study_results import Results, in_words
@@ -80,16 +80,8 @@ def shift_plot(results: Results) -> Figure:
     for kind, look in looks(list(KINDS.values())).items():
         own = [each for each in found if _kind(each.run) == kind]
         if own:
-            axes.errorbar(
-                [100 * each.share for each in own],
-                [each.gain.mean for each in own],
-                yerr=np.nan_to_num([each.gain.half_width for each in own]),
-                color=look.colour,
-                marker=look.marker,
-                linestyle="none",
-                capsize=2,
-                label=kind,
-            )
+            points = [(100 * each.share, each.gain) for each in own]
+            error_bars(axes, points, look, kind, line=False)
     axes.axhline(0, color="#010203", linewidth=0.8)
     axes.set_xlim(0, 100)
     axes.set_xlabel("share of a step that moves all logits alike, %")

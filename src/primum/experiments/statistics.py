@@ -80,12 +80,15 @@ def interval(values: Sequence[float]) -> Interval:
     return Interval(mean, float(stats.t.ppf(0.5 + LEVEL / 2, count - 1)) * error, count)
 
 
-def family(pairs: Mapping[Key, tuple[Sequence[float], Sequence[float]]]) -> dict[Key, Difference]:
-    """First group minus second for every pair; all pairs are one family of tests."""
-    welch = {key: _welch(first, second) for key, (first, second) in pairs.items()}
+def family(
+    pairs: Mapping[Key, tuple[Sequence[float], Sequence[float]] | None],
+) -> dict[Key, Difference]:
+    """First group minus second for every pair that there is; these are one family of tests."""
+    known = {key: pair for key, pair in pairs.items() if pair is not None}
+    welch = {key: _welch(first, second) for key, (first, second) in known.items()}
     adjusted = holm([p for _, p in welch.values()])
     return {
-        key: Difference(found, p, corrected, smallest_effect(*pairs[key], family=len(pairs)))
+        key: Difference(found, p, corrected, smallest_effect(*known[key], family=len(known)))
         for (key, (found, p)), corrected in zip(welch.items(), adjusted, strict=True)
     }
 

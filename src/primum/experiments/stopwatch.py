@@ -1,12 +1,24 @@
-"""Time of the training steps, without evaluation and without observed steps."""
+"""Time of the training steps, without evaluation and without observed steps; torch's threads."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from time import perf_counter, process_time
 from typing import Any
 
 import torch
+
+
+@contextmanager
+def use_threads(count: int) -> Iterator[None]:
+    """Set the number of threads torch uses, and restore it on exit."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class Stopwatch:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -100,19 +101,18 @@ class Results:
     @cached_property
     def every(self) -> list[Group]:
         """All settings of the page's studies, at any learning rate."""
-        runs = [run for found in self.of("results").values() for run in found]
-        return group_runs(list({run.arm_settings["key"]: run for run in runs}.values()))
+        return self._together(self.of("results"))
 
     @cached_property
     def settings(self) -> list[Group]:
         """All settings at their default learning rate, each once, with all arms and seeds."""
-        every = {
-            run.arm_settings["key"]: run
-            for name, runs in self.runs.items()
-            for run in runs
-            if not name.startswith(("rates", "rivals")) and STUDIES[name].page == "results"
-        }
-        return group_runs(list(every.values()))
+        rates = ("rates", "rivals")
+        return self._together(name for name in self.of("results") if not name.startswith(rates))
+
+    def _together(self, studies: Iterable[str]) -> list[Group]:
+        """Runs of several studies by settings; a run that they share counts once."""
+        runs = [run for name in studies for run in self.runs[name]]
+        return group_runs(list({run.arm_settings["key"]: run for run in runs}.values()))
 
     @cached_property
     def overview(self) -> list[Row]:
@@ -131,8 +131,7 @@ class Results:
             pairs = {
                 n: row.group.pair(arm, "base", row.group.judged_by) for n, row in enumerate(rows)
             }
-            known = {n: pair for n, pair in pairs.items() if pair is not None}
-            for n, test in family(known).items():
+            for n, test in family(pairs).items():
                 rows[n].tests[arm] = test
         return sorted(rows, key=lambda row: not row.tuned)
 

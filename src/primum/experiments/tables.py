@@ -177,18 +177,13 @@ class Group:
 
     def against_base(self, metric: str) -> dict[str, Difference]:
         """Each arm minus base; all of them are one family."""
-        return self._family([(arm, "base") for arm in self.arms if arm != "base"], metric, 0)
+        others = [arm for arm in self.arms if arm != "base"]
+        return family({arm: self.pair(arm, "base", metric) for arm in others})
 
     def focus_against(self, metric: str) -> dict[str, Difference]:
         """The arm in focus minus each other arm except base; all of them are one family."""
         others = [arm for arm in self.arms if arm not in ("base", self.focus)]
-        return self._family([(self.focus or "", other) for other in others], metric, 1)
-
-    def _family(
-        self, pairs: Sequence[tuple[str, str]], metric: str, name: int
-    ) -> dict[str, Difference]:
-        found = {pair[name]: self.pair(*pair, metric) for pair in pairs}
-        return family({arm: values for arm, values in found.items() if values is not None})
+        return family({arm: self.pair(self.focus or "", arm, metric) for arm in others})
 
     def summary(self) -> dict[str, Any]:
         """Plain values for JSON: an interval per arm and metric, and the tests."""

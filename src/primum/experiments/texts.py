@@ -17,6 +17,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from primum.experiments.errors import check_least
 from primum.experiments.images.sources import DataError
 
 Tokens = Literal["char", "word"]
@@ -73,11 +74,7 @@ class TextSettings:
                 f"unknown text {self.name!r}; choose from {', '.join(TEXTS)}, or pass a file with "
                 "--text FILE"
             )
-        least = {"vocabulary": 2, "train_size": 1, "test_size": 1}
-        for what, bound in least.items():
-            value = getattr(self, what)
-            if value is not None and value < bound:
-                raise DataError(f"{what} must be >= {bound}, got {value}")
+        check_least(self, {"vocabulary": 2, "train_size": 1, "test_size": 1}, DataError)
 
 
 @dataclass(frozen=True)

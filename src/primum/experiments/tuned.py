@@ -37,6 +37,7 @@ _CNN = replace(_IMAGES, epochs=30)
 _VIT = replace(_IMAGES, model="vit-micro", epochs=15, precision="bf16")
 _RESNET = replace(_IMAGES, model="resnet20", epochs=15, precision="bf16")
 _HUNDRED = replace(_IMAGES, data="cifar100", epochs=15)
+RESNET_BATCH_NORM = Tuned(replace(_RESNET, norm="batch", lr=0.2), (0.05, 0.1, 0.2, 0.4))
 SETTINGS = (
     Tuned(replace(_CNN, lr=0.2), (0.05, 0.1, 0.2, 0.4)),
     Tuned(replace(_CNN, optimizer="adamw", lr=0.008), (0.002, 0.004, 0.008, 0.016)),
@@ -46,10 +47,10 @@ SETTINGS = (
     Tuned(replace(_RESNET, optimizer="adamw", lr=0.004), (0.002, 0.004, 0.008)),
     Tuned(replace(_HUNDRED, optimizer="adamw", lr=0.008), (0.002, 0.004, 0.008, 0.016)),
     Tuned(replace(_CNN, norm="batch", lr=0.8), (0.05, 0.1, 0.2, 0.4, 0.8, 1.6)),
-    Tuned(replace(_RESNET, norm="batch", lr=0.2), (0.05, 0.1, 0.2, 0.4)),
+    RESNET_BATCH_NORM,
 )
 # The rate that a third of the schedule prefers; the whole schedule prefers twice that.
-HALF_RATE = replace(_RESNET, norm="batch", lr=0.1)
+HALF_RATE = replace(RESNET_BATCH_NORM.run, lr=0.1)
 
 
 def rate_runs(*, smoke: bool = False) -> list[RunSettings]:
@@ -83,6 +84,6 @@ def control_runs(*, smoke: bool = False) -> list[RunSettings]:
     arms = [*main, *(Arm.parse(arm) for arm in CONTROLS)]
     if smoke:
         return [tiny(run) for run in plan([SETTINGS[0].run], arms, range(1))]
-    runs = plan([SETTINGS[-1].run], main, range(SEEDS))
-    runs += plan([SETTINGS[-1].run], arms, range(FEW))
+    runs = plan([RESNET_BATCH_NORM.run], main, range(SEEDS))
+    runs += plan([RESNET_BATCH_NORM.run], arms, range(FEW))
     return list({run.key: run for run in runs}.values())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from primum.experiments.errors import UserError
+from primum.experiments.errors import UserError, check_least
 
 
 class DataError(UserError):
@@ -78,10 +78,7 @@ class DataSettings:
                 f"unknown data {self.name!r}; choose from {', '.join(SOURCES)}, "
                 "or pass owner/name of a data set on the Hugging Face hub"
             )
-        for what in ("train_size", "test_size", "image_size"):
-            value = getattr(self, what)
-            if value is not None and value < 1:
-                raise DataError(f"{what} must be >= 1, got {value}")
+        check_least(self, {"train_size": 1, "test_size": 1, "image_size": 1}, DataError)
         if not 0.0 <= self.label_noise <= 1.0:
             raise DataError(f"label_noise must be between 0 and 1, got {self.label_noise}")
         if self.classes is not None and (self.name != "generated" or self.classes < 2):
