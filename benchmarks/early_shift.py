@@ -98,14 +98,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     else:
         runs, known = shift_runs(), shifts(Results(arguments.results))
         stored = {in_words(each.run.settings): each for each in known}
-    report = Report("early_shift.py", argv, arguments.out)
     found: dict[str, list[float]] = {}
     record = None
-    if arguments.render:
-        content = json.loads(arguments.out.read_text(encoding="utf-8"))
-        found, record = content["shares"], content["environment"]
-    else:
-        with use_threads(1):
+    with use_threads(1):
+        report = Report("early_shift.py", argv, arguments.out)
+        if arguments.render:
+            content = json.loads(arguments.out.read_text(encoding="utf-8"))
+            found, record = content["shares"], content["environment"]
+        else:
             for run in runs:
                 name = in_words(run.shared())
                 found[name] = early_shares(run, load(run, arguments.data_dir, arguments.cache_dir))

@@ -132,8 +132,10 @@ def test_the_guide_shows_what_parts_measured():
 
 def test_early_shift(load, tmp_path, capsys):
     out = tmp_path / "early_shift.json"
-    assert load("early_shift").main(["--quick", "--out", str(out)]) == 0
+    with load("_common").use_threads(2):
+        assert load("early_shift").main(["--quick", "--out", str(out)]) == 0
     content = json.loads(out.read_text())
+    assert content["environment"]["threads"] == 1  # those it measured with
     assert len(content["shares"]) == 2
     for shares in content["shares"].values():
         assert len(shares) == 20

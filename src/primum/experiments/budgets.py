@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-import numpy as np
 from matplotlib.figure import Figure
 
 from primum.diagnostics.figures.style import LOOKS, styled
 from primum.experiments.formatting import show, show_mean, with_p
+from primum.experiments.plots import error_bars, log_axis
 from primum.experiments.runs import RunRecord
 from primum.experiments.speedrun import tuned
 from primum.experiments.statistics import Difference, Interval, family, interval, pooled
@@ -49,10 +49,9 @@ class Budgets:
     def tests(self) -> dict[tuple[str, int], Difference]:
         """Every arm minus base at every budget; all of them are one family."""
         pairs = {
-            (arm, epochs): pair
+            (arm, epochs): group.pair(arm, "base", METRIC)
             for arm in self.arms[1:]
             for epochs, group in self.groups.items()
-            if (pair := group.pair(arm, "base", METRIC)) is not None
         }
         return family(pairs)
 
@@ -138,18 +137,9 @@ class Budgets:
         panels = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat
         for axes, (arm, found) in zip(panels, drawn.items(), strict=False):
             axes.axhline(0, color="#010203", linewidth=0.8)
-            axes.errorbar(
-                list(found),
-                [own.mean for own in found.values()],
-                yerr=np.nan_to_num([own.half_width for own in found.values()]),
-                color=LOOKS[0].colour,
-                marker=LOOKS[0].marker,
-                capsize=2,
-            )
+            error_bars(axes, list(found.items()), LOOKS[0], arm)
+            log_axis(axes, list(self.groups), "")
             axes.set_title((names or {}).get(arm, arm))
-            axes.set_xscale("log", base=2)
-            axes.set_xticks(list(self.groups), [str(epochs) for epochs in self.groups])
-            axes.minorticks_off()
         for axes in panels[len(drawn) :]:
             axes.set_axis_off()
         ends = [group.interval("base", METRIC) for group in self.groups.values()]
