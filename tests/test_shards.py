@@ -166,7 +166,8 @@ class TestOneProcess:
             assert [report["fallbacks"] for report in found["reports"]] == [0] * len(
                 found["reports"]
             )
-            assert_same(found, expected, 1e-8)
+            # Older torch clips float64 shards by a factor with float32 precision.
+            assert_same(found, expected, 1e-7)
             assert found["warnings"] == []
 
     def test_checkpoints(self, results: Results) -> None:

@@ -51,7 +51,7 @@ def solve(problem: Problem, max_iters: int = 20, tolerance: float = 0.0) -> Solu
     certificate = _Certificate(problem, point) if stops else None
     if certificate is not None and not (extent > 0 and certificate.harm < torch.inf > reach > 0):
         return certificate.solution(0)  # nobody is harmed, or not finite
-    for iteration in range(max_iters + stops):
+    for iteration in range(max_iters + int(stops)):
         if certificate is not None:
             extent = certificate.add(point, product, extent)
             if certificate.gap <= tolerance or iteration == max_iters:
