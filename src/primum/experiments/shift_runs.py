@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from primum.experiments.settings import RunSettings
-from primum.experiments.speedrun import DESIGNS, TUNED, tuned
+from primum.experiments.speedrun import DESIGNS, tuned
 from primum.experiments.tuned import HALF_RATE, SETTINGS
 from primum.experiments.tutorial_runs import tiny
 
@@ -17,7 +17,7 @@ def shift_runs(*, smoke: bool = False) -> list[RunSettings]:
     short = RunSettings(train_size=5000, test_size=5000, evaluate_every=2)
     large = RunSettings(train_size=10_000, test_size=5000, evaluate_every=4)
     settings = [
-        *(replace(tuned(budget), views=DESIGNS["full"].views) for budget in TUNED),
+        *(replace(tuned(budget), views=DESIGNS["full"].views) for budget in (2, 4, 8)),
         *(setting.run for setting in SETTINGS),
         HALF_RATE,
         short,
