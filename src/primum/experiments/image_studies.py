@@ -151,7 +151,7 @@ IMAGES = (
     ),
     Study(
         "batch-norm-controls",
-        "ResNet-20 with batch norm: does it matter which samples get the weights?",
+        "ResNet-20 with batch norm: what explains its gain?",
         own_runs=control_runs,
         smoke_runs=partial(control_runs, smoke=True),
     ),
