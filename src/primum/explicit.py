@@ -46,7 +46,7 @@ def check_count(losses: Tensor, gradients: Sequence[Tensor], per: str) -> None:
     )
 
 
-def check_order(losses: Tensor, calls: Sequence[GradientEdge], per: str) -> None:
+def check_row_order(losses: Tensor, calls: Sequence[GradientEdge], per: str) -> None:
     """Refuse losses that were permuted after the head, or transposed: each has its row's weight.
 
     Looks at the second loss that is not zero: transposing leaves the first and the last in place.

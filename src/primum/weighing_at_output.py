@@ -14,7 +14,7 @@ from torch.autograd.graph import GradientEdge
 from primum.capture import Listener, Pass
 from primum.choices import Options
 from primum.compat import executes, parameter
-from primum.explicit import check_order
+from primum.explicit import check_row_order
 from primum.fallback import Plain, guarded
 from primum.outlet import Outlet, check_rows, weigh_rows
 from primum.output_check import OutputCheck
@@ -152,7 +152,7 @@ class WeighingAtOutput(Weighing):
         if self._checked:
             return
         self._checked = True
-        check_order(losses, calls, per)
+        check_row_order(losses, calls, per)
         if self._outlet is None or per != "token":
             return
         last = losses.detach().flatten().nonzero()[-1:].flatten()  # SYNC: once
