@@ -40,7 +40,7 @@ CONTROLS = ("paper", "lr-matched@radius=0.2", "permuted@radius=0.2")
 # Seeds on the results page, by arms and epochs.
 SEEDS = {
     MAIN: {2: 5, 3: 3, 4: 5, 6: 3, 8: 5, 12: 3, 16: 3},
-    SHAPES: {2: 3, 3: 3, 4: 3, 6: 3, 8: 3},
+    SHAPES: {2: 3, 3: 3, 4: 3, 6: 3, 8: 3, 12: 3},
     CONTROLS: {4: 3, 8: 3},
 }
 NOTES = {
