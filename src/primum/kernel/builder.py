@@ -29,10 +29,20 @@ LARGE = 1 << 22  # Entries of a head's weight above which nothing of its size is
 
 
 class Builder:
-    """Builds the exact problem of one process; others wrap or extend it."""
+    """Builds the exact problem of one process; others wrap or extend it.
+
+    Attributes:
+        broken: Whether an error is the process group's own, and not to be swallowed.
+    """
+
+    broken = False
 
     def begin(self, peers: object) -> None:
         """A pass begins, together with the processes that its source named, if any."""
+
+    def again(self, peers: object) -> object:
+        """Of the processes named for a pass, those for a second gradient in it."""
+        return None
 
     def agree(self, head: Head, inputs: Sequence[Tensor], vote: int) -> Sequence[int]:
         """This process's vote on what a row is -> those of all that solve together."""

@@ -8,6 +8,7 @@ the engine: the hook on the head, the operation in compiled graphs, the explicit
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -48,6 +49,10 @@ class Layout:
         """This process's vote on what a row is; `terms` is what the loss has terms for."""
         return 0
 
+    def terms_of(self, losses: Tensor, grad: Tensor) -> str:
+        """What losses of the explicit form have terms for, "sample" or "token"."""
+        return self.per
+
     def settle(self, votes: Sequence[int], recipe: Recipe) -> None:
         """Decide from the votes of all processes, alike on each."""
 
@@ -55,10 +60,13 @@ class Layout:
 class Observer:
     """What watches: guards and measurements. Raise `Plain` to keep a pass plain."""
 
-    def on_arrival(self, grad: Tensor) -> None:
-        """A gradient has arrived at the head's output, in a pass that trains the head."""
+    def on_arrival(self, grad: Tensor, again: bool) -> None:
+        """A gradient has arrived at the head's output, in a pass that trains the head.
 
-    def check(self) -> None:
+        `again` if it is not the first of its backward pass.
+        """
+
+    def before_solving(self) -> None:
         """The weights of a pass are about to be computed."""
 
     def on_solution(self, report: StepReport) -> None:
@@ -79,6 +87,8 @@ class Engine:
         apply: Whether gradients are changed, or only measured.
         last: The report of the last pass.
         reasons: Why passes fell back to plain gradients, and how often, as far as the host knows.
+        passes: Backward passes through the head since attaching, whatever became of them.
+        unread: Passes since a report was last read.
     """
 
     head: Head
@@ -89,6 +99,7 @@ class Engine:
     apply: bool = True
     last: StepReport | None = None
     reasons: dict[str, int] = field(default_factory=dict)
+    passes: int = 0
     unread: int = READ_FOR - 1
 
     def __post_init__(self) -> None:
@@ -133,7 +144,10 @@ class Engine:
             except Warning:
                 raise  # turned into an error by the user's own filter
             except Exception as error:
-                self.builder.abort()
+                if not self.builder.broken:
+                    self.builder.abort()
+                if self.builder.broken:
+                    raise
                 self.fall_back(grads[0], error)
                 return None
             self._report(problem, solution)
@@ -147,7 +161,7 @@ class Engine:
             raise Plain("the head ran on a nested tensor, which is not supported; pad it")
         self.head.check()
         for each in self.observers:
-            each.check()
+            each.before_solving()
         inputs = [each.inputs() for each in calls]
         width = self.head.layer.in_features
         if inputs[0].shape[-1] != width:
@@ -182,7 +196,19 @@ class Engine:
         for each in self.observers:
             each.on_solution(self.last)
 
-    def on_weighted(self) -> None:
+    @torch.no_grad()
+    def arrived(self, grad: Tensor, *, again: bool) -> None:
+        """A gradient has arrived at the head's output, to be weighted or not."""
+        for each in self.observers:
+            try:
+                each.on_arrival(grad, again)
+            except Warning:
+                raise
+            except Exception as error:  # a guard that fails must not stop the run, nor the weights
+                name = type(each).__name__
+                self.warn(name, f"{name} failed: {type(error).__name__}: {error}")
+
+    def handed_on(self) -> None:
         """A backward pass has handed on the gradients that were weighted last."""
         if self.last is not None and not self.plain:
             for each in self.observers:
@@ -211,6 +237,12 @@ class Engine:
             why=reason,
             per=self.layout.per,
         )
+
+
+def weak(engine: Engine) -> Engine:
+    """The engine as its guards keep it: without a cycle, so that a model is freed at once."""
+    proxy: Any = weakref.proxy(engine)
+    return proxy  # type: ignore[no-any-return]
 
 
 def _no_autocast(device_type: str) -> AbstractContextManager[object]:

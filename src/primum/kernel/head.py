@@ -67,6 +67,7 @@ class Head:
         self.optimizers, self.name = dict(optimizers), name
         self.scale: GradientScale = scale or NoScale()
         self._places: dict[str, tuple[int, int]] = {}
+        self._used: tuple[int, int] | None = None
 
     @property
     def layer(self) -> nn.Linear:
@@ -79,6 +80,15 @@ class Head:
     @property
     def alive(self) -> bool:
         return self._layer() is not None
+
+    @property
+    def version(self) -> int:
+        """A count of the in-place changes of the weight; 0 if torch does not tell."""
+        return getattr(self.weight, "_version", 0)
+
+    def is_layer(self, module: nn.Module) -> bool:
+        """Whether a module is the layer itself, and no copy of it."""
+        return module is self._layer()
 
     @property
     def weight(self) -> Tensor | None:
@@ -138,6 +148,19 @@ class Head:
             part: getattr(getattr(layer, part, None), "grad", None) for part in self.optimizers
         }
         return {part: grad for part, grad in found.items() if grad is not None}
+
+    def mark_used(self) -> None:
+        """A step has used what is in `.grad` of the weight."""
+        self._used = self._mark()
+
+    @property
+    def spent(self) -> bool:
+        """Whether what is in `.grad` of the weight was used by a step, and not changed since."""
+        return self._used is not None and self._used == self._mark()
+
+    def _mark(self) -> tuple[int, int] | None:
+        grad = self.grads().get("weight")  # no reference is kept: `model.to()` may swap it
+        return None if grad is None else (id(grad), getattr(grad, "_version", 0))
 
     def update(self, grad: Tensor, batch: HeadBatch, rows: slice | None = None) -> Update:
         """What the step will do to weight and bias, side by side; to some rows, or all.

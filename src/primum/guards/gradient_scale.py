@@ -1,0 +1,143 @@
+"""What a loop does to gradients between backward and step: loss scaling, clipping.
+
+The optimizer sees the gradient of backward times a factor. A GradScaler's part of it is known if
+the scaler is; the rest (clipping by norm, a scaler that was not passed, a division by hand) is not
+known before the step, so the last step's is used. It is measured on what is in `.grad`, at the end
+of the backward pass and right before the step: an optimizer may write into `.grad` itself.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from primum.hooks.private import at_end_of_backward, version
+from primum.kernel.engine import Observer
+from primum.kernel.head import Head
+from primum.kernel.scalars import Scalar, accum_dtype, on_host, scalar
+
+PARALLEL = 0.8  # Squared cosine above which one factor describes the change of the gradient.
+SAME = 1e-2  # A factor this close to 1, or to another, is rounding: half precision has two digits.
+
+
+class MeasuredScale(Observer):
+    """Measures the factors between the gradients of backward and those of the step.
+
+    Of the bias as it is, of the weight times a fixed vector. If what the step uses is far from
+    parallel to what backward left, the factor stays as it was, 1 at first. Nothing waits for the
+    device, and over ranks nothing is sent: at the end of the pass `.grad` is the ranks' mean.
+
+    Args:
+        head: Whose gradients are measured.
+        scaler: The loop's GradScaler, or None.
+    """
+
+    def __init__(self, head: Head, scaler: Any) -> None:
+        if scaler is not None and not callable(getattr(scaler, "scale", None)):
+            raise TypeError(f"scaler must be a torch.amp.GradScaler, got {type(scaler).__name__}")
+        self.scaler: Any = scaler
+        self._head: Any = weakref.proxy(head)  # which holds this
+        self._factors: dict[str, Scalar] = {}
+        self._left: dict[str, Tensor] = {}  # by backward, in vectors, without loss scaling
+        self._before: dict[str, tuple[int, int]] = {}
+        self._direction: Tensor | None = None
+
+    def unscale(self, gradient: Tensor) -> Tensor | None:
+        if self.scaler is None:
+            return None
+        one = torch.ones((), device=gradient.device)
+        scale: Tensor = self.scaler.scale(one)
+        return scale.reciprocal()
+
+    def factor(self, part: str) -> Scalar:
+        return self._factors.get(part, 1.0)
+
+    def on_arrival(self, grad: Tensor, again: bool) -> None:
+        if not again:
+            self._before = _marks(self._head.grads())
+            at_end_of_backward(self._note)
+
+    @torch.no_grad()
+    def _note(self) -> None:
+        """A backward pass is over; `torch.autograd.grad` has left `.grad` as it was."""
+        grads = self._head.grads() if self._head.alive else {}
+        now = _marks(grads)
+        self._left = {} if now == self._before else self._vectors(grads)
+        unscale = None
+        for part, vector in self._left.items():
+            unscale = self.unscale(vector) if unscale is None else unscale
+            self._left[part] = vector if unscale is None else vector * unscale
+
+    def _vectors(self, grads: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        dense = {part: grad for part, grad in grads.items() if grad.layout == torch.strided}
+        found = {}
+        for part, grad in dense.items():
+            dtype = accum_dtype(grad.dtype)
+            along = grad.to(dtype, copy=True) if grad.dim() < 2 else grad @ self._along(grad)
+            found[part] = along.to(dtype)
+        return found
+
+    def _along(self, grad: Tensor) -> Tensor:
+        """A vector of length about 1 that gradients of no particular structure do not avoid."""
+        inputs = grad.shape[1]
+        if self._direction is None or len(self._direction) != inputs:
+            steps = torch.arange(inputs, dtype=torch.float32, device="cpu")
+            self._direction = steps.cos_().div_(inputs**0.5)
+        self._direction = self._direction.to(grad)
+        return self._direction
+
+    @torch.no_grad()
+    def before_step(self, optimizer: Any) -> None:
+        """The optimizer is about to use what is in `.grad`."""
+        own = [part for part, each in self._head.optimizers.items() if each is optimizer]
+        grads = self._head.grads()
+        used = self._vectors({part: grads[part] for part in own if part in grads})
+        # A fused optimizer takes the loss scaling away itself, and skips the step if it overflowed.
+        scale, found_inf = getattr(optimizer, "grad_scale", None), _found_inf(optimizer)
+        for part, vector in used.items():
+            left = self._left.pop(part, None)
+            if left is None or left.shape != vector.shape:
+                continue
+            vector = vector.to(left) if scale is None else vector.to(left) / scale
+            self._keep(part, left, vector, found_inf)
+
+    def _keep(self, part: str, left: Tensor, used: Tensor, found_inf: Tensor | None) -> None:
+        both, own, other = used.dot(left), left.dot(left), used.dot(used)
+        parallel = (both > 0) & (both.square() >= PARALLEL * own * other)
+        ratio = both / own
+        ratio = torch.where((ratio - 1).abs() < SAME, 1.0, ratio)
+        known = parallel & ratio.isfinite()
+        if found_inf is not None:
+            known = known & (found_inf.to(known.device) == 0)
+        measured = torch.where(known, ratio, self.factor(part))
+        self._factors[part] = scalar(measured) if on_host(measured) else measured
+        weight = self._factors.get("weight")
+        if part != "weight" and isinstance(weight, float):
+            own_factor = self._factors[part]
+            if not isinstance(own_factor, Tensor) and abs(own_factor - weight) < SAME * weight:
+                self._factors[part] = weight
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {
+            part: torch.as_tensor(factor, dtype=torch.float64).clone()
+            for part, factor in self._factors.items()
+        }
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        device = self._head.layer.weight.device
+        self._factors = {part: scalar(each.to(device, copy=True)) for part, each in state.items()}
+        self._left = {}
+
+
+def _found_inf(optimizer: Any) -> Tensor | None:
+    found = getattr(optimizer, "found_inf", None)
+    return found if isinstance(found, Tensor) else None
+
+
+def _marks(grads: Mapping[str, Tensor]) -> dict[str, tuple[int, int]]:
+    """What tells whether gradients were changed; no references, as `model.to()` may swap them."""
+    return {part: (id(grad), version(grad)) for part, grad in grads.items()}
