@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from primum.capture import Pass, reweight, rows_of, samples
 from primum.choices import Options
 from primum.compat import backward_id, no_autocast, parameter
-from primum.distributed import weigh_together
+from primum.weigh_together import weigh_together
 from primum.fallback import Plain, check_several
 from primum.monitor import Monitor
 from primum.pipeline import Captured, weigh

@@ -71,7 +71,7 @@ class StepWatch(Observer):
         """Whether a backward pass has gone through the head since the last step."""
         return self._engine.passes > self._passes
 
-    def before_solving(self) -> None:
+    def before_solving(self, explicit: bool) -> None:
         """Plain if the head has moved, time after time, without a step of the optimizer."""
         head = self._engine.head
         # Not where all that happened to the gradient is that one was added: no step has used it.

@@ -112,7 +112,7 @@ class Stopwatch(Observer):
     def on_arrival(self, grad: Tensor, again: bool) -> None:
         self._began = time.perf_counter()
 
-    def before_solving(self) -> None:
+    def before_solving(self, explicit: bool) -> None:
         self._began = self._began or time.perf_counter()
 
     def on_solution(self, report: StepReport) -> None:

@@ -21,7 +21,7 @@ from primum.kernel.gram import (
 )
 from primum.kernel.head import Head, Plain
 from primum.kernel.optimizers.predict import Update
-from primum.kernel.problem import StepProblem
+from primum.kernel.problem import Solution, StepProblem
 from primum.kernel.recipe import Recipe
 from primum.kernel.scalars import Scalar
 
@@ -68,6 +68,10 @@ class Builder:
             return problem
         assert isinstance(problem.gram, MatrixFree)
         return replace(problem, gram=choose_form(problem.gram, recipe.products))
+
+    def finish(self, problem: StepProblem, solution: Solution) -> tuple[StepProblem, Solution]:
+        """The solution as it is reported and applied."""
+        return problem, solution
 
     def _goes_in_blocks(self, head: Head, batch: HeadBatch, recipe: Recipe) -> bool:
         """Whether to go through a few outputs at a time: for sequences and large heads.

@@ -66,8 +66,8 @@ class Observer:
         `again` if it is not the first of its backward pass.
         """
 
-    def before_solving(self) -> None:
-        """The weights of a pass are about to be computed."""
+    def before_solving(self, explicit: bool) -> None:
+        """The weights of a pass are about to be computed; `explicit` in the explicit form."""
 
     def on_solution(self, report: StepReport) -> None:
         """The weights of a pass were computed."""
@@ -138,7 +138,7 @@ class Engine:
             try:
                 batch = self._batch(calls, grads, terms)
                 problem = self.builder.build(self.head, batch, self.recipe)
-                solution = self.recipe(problem)
+                problem, solution = self.builder.finish(problem, self.recipe(problem))
                 own = solution.extra_weights[problem.own]
                 weighted = None if self.plain else self._weighted(grads, own)
             except Warning:
@@ -161,7 +161,7 @@ class Engine:
             raise Plain("the head ran on a nested tensor, which is not supported; pad it")
         self.head.check()
         for each in self.observers:
-            each.before_solving()
+            each.before_solving(terms is not None)
         inputs = [each.inputs() for each in calls]
         width = self.head.layer.in_features
         if inputs[0].shape[-1] != width:

@@ -162,6 +162,11 @@ class Head:
         grad = self.grads().get("weight")  # no reference is kept: `model.to()` may swap it
         return None if grad is None else (id(grad), getattr(grad, "_version", 0))
 
+    @property
+    def holds_gradients(self) -> bool:
+        """Whether earlier passes have left gradients on this process."""
+        return bool(self.grads())
+
     def update(self, grad: Tensor, batch: HeadBatch, rows: slice | None = None) -> Update:
         """What the step will do to weight and bias, side by side; to some rows, or all.
 
