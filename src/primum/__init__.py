@@ -3,55 +3,34 @@
     import primum
     primum.attach(model, optimizer)      # the one added line
 
-The map of the package; data flows down the numbers, imports never point up:
+The rooms of the package; `api.py` is the only place that wires parts together:
 
-    attach.py       the one line: make a Reducer (checks.py, refused.py: what it refuses;
-                    choices.py: the options it passes on)
-    bypass.py       losses that use the head's weight and never call the head
-    find.py         which layer is the head (widths.py: what modules take and give)
-    adapted.py      which layer is measured if the head is frozen or not a plain linear one
-    output_check.py whether the head's output reaches the model's
-    reducer.py      what `attach` returns; the explicit form (explicit.py: the losses it takes)
-    fused.py        the loss of a head that is never called, `reducer.linear_cross_entropy`
-                    (fused_op.py: as an operation of torch; streamed.py: its gradients in blocks;
-                    blockwise.py: 2 and 3 from these)
-    weighing.py     one backward pass: gradients in, weighted gradients out; all state
-                    (weighing_at_output.py: measured in an earlier layer;
-                    fallback.py: plain gradients after an error)
-    outlet.py       the hook at the output then, and the pass back to the measured layer
-    positions.py    what is reweighted, samples or tokens: `per="auto"`
-    monitor.py      notices training that bypasses the hook, discarded gradients, time spent
-                    (steps.py: one hook on the steps of all optimizers;
-                    effect.py: weights that have no effect)
-    capture.py   1  the head's input and the gradient at its output: the hook
-                    (hook.py: a hook that is not saved with the model)
-    rescale.py   2  what the loop does to gradients before the step: loss scaling, clipping
-    update.py       the step the optimizer is about to take, and its gain: the prediction
-                    (rules.py: the formulas; dryrun.py: for optimizers without one)
-    gram.py      3  the Gram operator of the samples' gradients, and its cost
-                    (sketch.py: an approximate one for many tokens and large vocabularies)
-    problem.py   4  the convex problem and its certificate
-    solve.py     5  the solver
-    recipe.py       4 and 5 in one call; `primum.paper` is another recipe
-    pipeline.py     2 to 5 in pure functions: from what was captured to extra weights
-    distributed.py  the same over several ranks (ranks.py: the process group; rows.py: some outputs
-                    of the head on each; shards.py: a sharded head; ways.py: which way is cheaper)
-    report.py    6  what one step did (summary.py: what the last steps did)
-    compat.py       every private name of torch that is used, with its fallback
-    warn.py         warnings that point at the user's line
+    kernel/         one step as a convex problem: engine, head, prediction, Gram operator, solver
+    hooks/          how gradients get in and out: head hook, compiled graphs, explicit form
+    setup/          which layer is the head, what is refused, whether its rows are samples
+    tokens/         samples or tokens; many tokens with a large vocabulary
+    distributed/    several processes: DistributedDataParallel, fully_shard
+    guards/         what watches a run: steps, clipping, discarded gradients, effect, summary
+    paper/          the paper's method as written
+    diagnostics/    interference in whole networks
+    integrations/   Lightning, Transformers, loggers
 """
 
-from primum.attach import attach, detach, observe
-from primum.problem import Problem, Solution
+from primum.api import attach, detach, observe
+from primum.kernel.problem import Problem, Solution, StepProblem
+from primum.kernel.recipe import Primum, Recipe
+from primum.kernel.report import StepReport
+from primum.kernel.solver import solve
 from primum.reducer import Reducer
-from primum.report import StepReport
-from primum.solve import solve
 
 __version__ = "0.1.0"
 __all__ = [
+    "Primum",
     "Problem",
+    "Recipe",
     "Reducer",
     "Solution",
+    "StepProblem",
     "StepReport",
     "attach",
     "detach",

@@ -12,8 +12,7 @@ from primum.diagnostics.interference import FirstOrder, Interference, first_orde
 from primum.diagnostics.probe import Probe
 from primum.diagnostics.real import RealStep, real_steps
 from primum.diagnostics.weights import reor, weightings
-from primum.positions import RADIUS
-from primum.recipe import Recipe
+from primum.kernel.recipe import RADIUS, Recipe
 
 
 @dataclass(frozen=True, eq=False)

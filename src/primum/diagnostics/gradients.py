@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from primum.compat import map_tensors, tree_map
 from primum.diagnostics.probe import Probe, refuse_mixing
+from primum.diagnostics.trees import map_tensors, tree_map
 
 Params: TypeAlias = Mapping[str, Tensor]
 OfOne: TypeAlias = Callable[[Any, Any], Any]  # inputs and targets of one sample

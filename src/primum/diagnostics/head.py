@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -12,32 +12,32 @@ from torch import Tensor, nn
 from torch.func import grad
 from torch.optim import Optimizer
 
-from primum.compat import parameter
 from primum.diagnostics.gradients import loss_of_one, over_chunks
 from primum.diagnostics.probe import Probe
-from primum.find import find_head, given_head
-from primum.gram import MatrixFree
-from primum.pipeline import Captured, arguments, weigh
-from primum.recipe import Primum, Recipe
+from primum.kernel.batch import HeadBatch
+from primum.kernel.builder import Builder
+from primum.kernel.gram import MatrixFree
+from primum.kernel.head import Head, registered
+from primum.kernel.recipe import Primum, Recipe
+from primum.setup.find import find_head, given_head
 
 
 @dataclass(frozen=True, eq=False)
 class SeenHead:
     """What a recipe gets from the head in a backward pass."""
 
-    head: nn.Linear
-    owners: Mapping[str, Optimizer]
-    captured: Captured
+    head: Head
+    batch: HeadBatch
 
-    def weigh(self, recipe: Recipe) -> Tensor:
+    def weights(self, recipe: Recipe) -> Tensor:
         """The extra weights computed by a recipe. [B]."""
-        return weigh(self.head, self.owners, self.captured, recipe)[1].extra_weights
+        return recipe(Builder().build(self.head, self.batch, recipe)).extra_weights
 
     def measure(self) -> tuple[MatrixFree, Tensor]:
         """Gram operator and drift of the head. [B, B], [B]."""
-        gram, drift, _, _ = arguments(self.head, self.owners, self.captured, Primum(radius=0))
-        assert isinstance(gram, MatrixFree)
-        return gram, drift
+        problem = Builder().build(self.head, self.batch, Primum(radius=0))
+        assert isinstance(problem.gram, MatrixFree)
+        return problem.gram, problem.drift
 
 
 def see_head(probe: Probe) -> SeenHead:
@@ -48,7 +48,7 @@ def see_head(probe: Probe) -> SeenHead:
     """
     linear = head_of(probe)
     optimizers: dict[Tensor | None, Optimizer] = dict(probe.moved.values())
-    parts: dict[str, Tensor | None] = {"weight": linear.weight, "bias": parameter(linear, "bias")}
+    parts: dict[str, Tensor | None] = {"weight": linear.weight, "bias": registered(linear, "bias")}
     owners = {name: optimizers[part] for name, part in parts.items() if part in optimizers}
     if "weight" not in owners:
         raise ValueError(
@@ -57,8 +57,7 @@ def see_head(probe: Probe) -> SeenHead:
         )
     features, gradients = _factors(probe, linear)
     # Undo the probe's negation of losses that are maximized.
-    captured = Captured(features, probe.sign * gradients, accumulated=0.0)
-    return SeenHead(linear, owners, captured)
+    return SeenHead(Head(linear, owners), HeadBatch(features, probe.sign * gradients, before=0.0))
 
 
 def head_of(probe: Probe) -> nn.Linear:

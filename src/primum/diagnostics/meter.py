@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from primum.compat import eager
+from primum.hooks.private import eager
 from primum.diagnostics.record import FIGURES, TOTALS, figures_of, gap_of, marks_of, own_samples
 from primum.reducer import Reducer
-from primum.report import StepReport
+from primum.kernel.report import StepReport
 
 AT_ONCE = 32  # Reports processed together; each holds about 50 numbers per sample until then.
 
@@ -101,7 +101,7 @@ class InterferenceMeter:
             step = self._steps[-1] + 1 if self._steps else 0
         self._steps.append(step)
         self._batch_sizes.append(len(report.drift))
-        self._applied.append(report.weighed)  # `applied` would wait for the device
+        self._applied.append(report.weighted)  # `applied` would wait for the device
         self._last = weakref.ref(report)
         self._waiting.append((report, ids))
         if len(self._waiting) >= AT_ONCE:

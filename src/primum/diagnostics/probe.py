@@ -9,10 +9,12 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.optim import Optimizer
 
-from primum.compat import batch_norm, instance_norm, map_tensors, uncompiled
-from primum.update import check_supported, group_of, shares
+from primum.diagnostics.trees import map_tensors
+from primum.kernel.optimizers.predict import check_supported, group_of, shares
 
 Loss: TypeAlias = Callable[[Any, Any], Tensor]
 
@@ -134,7 +136,7 @@ def refuse_mixing(model: nn.Module) -> None:
     """Raise if a layer mixes the samples of a batch or would update its statistics."""
     for name, module in model.named_modules():
         tracks = getattr(module, "track_running_stats", False)
-        mixes = batch_norm(module) or instance_norm(module)
+        mixes = isinstance(module, _BatchNorm | _InstanceNorm)
         if mixes and module.training and tracks:
             raise ValueError(
                 f"{name or 'the model'} is a {type(module).__name__} in training mode: it mixes "
@@ -148,9 +150,8 @@ def refuse_mixing(model: nn.Module) -> None:
 def _bare(model: nn.Module) -> nn.Module:
     """The model inside torch.compile, DistributedDataParallel and DataParallel."""
     wrappers = (nn.parallel.DistributedDataParallel, nn.DataParallel)
-    while isinstance(model, wrappers) or uncompiled(model) is not model:
-        model = model.module if isinstance(model, wrappers) else uncompiled(model)
-    return model
+    inner = model.module if isinstance(model, wrappers) else getattr(model, "_orig_mod", model)
+    return model if inner is model else _bare(inner)
 
 
 def _rows(tensor: Tensor) -> int:

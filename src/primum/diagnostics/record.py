@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from primum.report import StepReport
+from primum.kernel.report import StepReport
 
 FIGURES = (
     "harm_before",

@@ -12,9 +12,8 @@ from primum.diagnostics.head import see_head
 from primum.diagnostics.interference import Interference
 from primum.diagnostics.probe import Probe
 from primum.paper import Paper, PaperSettings
-from primum.positions import RADIUS
-from primum.recipe import Primum, Recipe
-from primum.solve import solve
+from primum.kernel.recipe import RADIUS, Primum, Recipe
+from primum.kernel.solver import solve
 
 NETWORK_ITERS = 100  # enough to converge: "network" is a reference
 
@@ -65,7 +64,7 @@ def weightings(
         "head": Primum(radius=radius, max_extra_weight=max_extra_weight),
         "paper": Paper(settings),
     }
-    found = {key: seen.weigh(recipe) for key, recipe in asked.items()}
+    found = {key: seen.weights(recipe) for key, recipe in asked.items()}
     if radius == 0:
         found["network"] = torch.zeros_like(found["head"])
     else:
@@ -77,5 +76,5 @@ def weightings(
     found["permuted"] = found["head"][order]
     found["uniform"] = found["head"].mean().expand_as(found["head"]).clone()
     for key, recipe in (recipes or {}).items():
-        found[key] = seen.weigh(copy.deepcopy(recipe))
+        found[key] = seen.weights(copy.deepcopy(recipe))
     return found

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from primum.experiments.errors import UserError
 from primum.paper import PaperSettings
-from primum.positions import RADIUS
+from primum.kernel.recipe import RADIUS
 
 Task = Literal["images", "language"]
 Per = Literal["sample", "token"]

@@ -16,7 +16,7 @@ from primum.experiments.options import (
     at_least,
     typed_command,
 )
-from primum.positions import RADIUS
+from primum.kernel.recipe import RADIUS
 from primum_cli import COMMANDS, top_level
 
 DEMO_ARMS = ("base", "primum", "permuted", "lr-matched")

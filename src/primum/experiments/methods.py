@@ -30,7 +30,7 @@ from primum.experiments.weightings import (
 )
 from primum.paper import PaperSettings
 from primum.paper.multilayer import MultiLayer, split
-from primum.recipe import Primum, Recipe
+from primum.kernel.recipe import Primum, Recipe
 
 NETWORK_ITERS = 50  # for the whole network's problem
 CHUNK = 32  # samples whose gradients are computed at a time
@@ -271,7 +271,9 @@ def make_method(
 
 def make_recipe(arm: Arm, seed: int) -> Recipe | None:
     """The recipe of an arm; None for arms whose weights do not come from a recipe."""
-    own = Primum(arm.radius, arm.max_extra_weight, arm.max_iters)
+    own = Primum(
+        radius=arm.radius, max_extra_weight=arm.max_extra_weight, max_iters=arm.max_iters
+    )
     match arm.name:
         case "primum":
             if arm.second_look != "none":

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 
 from primum import StepReport
-from primum.compat import parameter
+from primum.kernel.head import registered as parameter
 from primum.experiments.epochs import Batch
 from primum.experiments.errors import UserError
 from primum.experiments.methods import Method, autocast

@@ -16,7 +16,7 @@ from primum.experiments.models import MODELS
 from primum.experiments.models.norms import Norm
 from primum.experiments.schedules import ScheduleName
 from primum.experiments.texts import TextSettings, Tokens, digest_of
-from primum.positions import RADIUS
+from primum.kernel.recipe import RADIUS
 
 Precision = Literal["fp32", "bf16", "fp16"]
 VERSION = 1  # increase it if the same settings no longer give the same numbers

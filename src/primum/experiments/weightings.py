@@ -15,15 +15,15 @@ from torch import Tensor
 
 from primum.experiments.epochs import PERMUTE, generator_of
 from primum.experiments.errors import torchjd_for
-from primum.gram import Gram, MatrixFree
+from primum.kernel.gram import MatrixFree
 from primum.paper import Paper, PaperSettings
-from primum.problem import Evidence, Problem, Solution, plain
-from primum.recipe import Metric, Primum
-from primum.rules import Scalar
-from primum.solve import solve
+from primum.kernel.problem import Problem, Solution, StepProblem, plain
+from primum.kernel.recipe import Metric, Primum, Recipe
+from primum.kernel.scalars import Scalar
+from primum.kernel.solver import solve
 
 
-class Reduced:
+class Reduced(Recipe):
     """primum's own weights, with a radius that may change between steps.
 
     Attributes:
@@ -35,21 +35,23 @@ class Reduced:
     metric: Metric = "gain"
 
     def __init__(self, settings: Primum) -> None:
-        self.radius = settings.radius
+        assert settings.radius is not None
+        self.radius: float = settings.radius
         self.losses: Tensor | None = None
         self._settings = settings
         self._calls = 0
 
     @property
-    def products(self) -> int:
+    def products(self) -> int:  # type: ignore[override]
         return self._settings.products if self.radius > 0 else 0
 
-    def __call__(self, gram: Gram, drift: Tensor, size: Tensor, lr: Scalar) -> Solution:
+    def __call__(self, step: StepProblem) -> Solution:
         self._calls += 1
         if self.radius == 0:
-            return plain(drift)
+            return plain(step.drift)
         own = self._settings
-        problem = Problem(gram, drift, self.radius * size, own.max_extra_weight)
+        radius = self.radius * step.step_norm
+        problem = Problem(step.gram, step.drift, radius, own.max_extra_weight)
         return self.finish(problem, solve(problem, own.max_iters, own.tolerance))
 
     def finish(self, problem: Problem, found: Solution) -> Solution:
@@ -76,9 +78,9 @@ class Kept(Reduced):
         self.problem: Problem | None = None
         self.lr: Scalar = 0.0
 
-    def __call__(self, gram: Gram, drift: Tensor, size: Tensor, lr: Scalar) -> Solution:
-        self.problem, self.lr = None, lr
-        return super().__call__(gram, drift, size, lr)
+    def __call__(self, step: StepProblem) -> Solution:
+        self.problem, self.lr = None, step.lr
+        return super().__call__(step)
 
     def finish(self, problem: Problem, found: Solution) -> Solution:
         self.problem = problem
@@ -131,7 +133,7 @@ class ByLoss(Reduced):
         return applied(problem, weights, found.iterations)
 
 
-class UpGrad:
+class UpGrad(Recipe):
     """UPGrad (Quinton and Rey, 2024) by TorchJD: the mean of all samples' gradients, each
     projected onto the cone of directions that harm no sample.
 
@@ -151,7 +153,8 @@ class UpGrad:
             self._weighting = UPGradWeighting()  # imports its solver
         self._mean_one = mean_one
 
-    def __call__(self, gram: Gram, drift: Tensor, size: Tensor, lr: Scalar) -> Solution:
+    def __call__(self, step: StepProblem) -> Solution:
+        gram, drift = step.gram, step.drift
         assert isinstance(gram, MatrixFree)  # because of `products`
         dense = gram.dense()
         weights: Tensor = self._weighting(dense.matrix) * len(drift)
@@ -159,18 +162,12 @@ class UpGrad:
             weights = weights / weights.mean()
         return applied(Problem(dense, drift, drift.new_full((), torch.inf)), weights - 1, 0)
 
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        pass
-
 
 class VaryingPaper(Paper):
     """The paper's recipe with a radius that may change between steps."""
 
     @property
-    def radius(self) -> float:
+    def radius(self) -> float:  # type: ignore[override]
         return self.settings.radius
 
     @radius.setter
@@ -187,6 +184,7 @@ def applied(problem: Problem, weights: Tensor, iterations: int | Tensor) -> Solu
     return Solution(
         extra_weights=torch.where(finite, weights, 0.0),
         objective=torch.where(finite, objective, torch.inf),
+        lower_bound=objective.new_full((), torch.nan),
+        drift_after=after,
         iterations=iterations,
-        evidence=Evidence(objective.new_full((), torch.nan), after),
     )

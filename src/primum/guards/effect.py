@@ -43,7 +43,7 @@ class Effect(Observer):
         self._rows += len(report.extra_weights)
         self._last = report
 
-    def after_step(self, *, passed: bool) -> None:
+    def after_step(self, passed: bool) -> None:
         """A step was made; `passed` if a backward pass has gone through the head before it."""
         reasons = self._engine.reasons
         weighted, self._weighted = self._weighted, False

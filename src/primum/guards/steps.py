@@ -37,7 +37,8 @@ class StepWatch(Observer):
         engine: Whose head is watched.
         model: As passed to `attach`.
         before_step: Called before a step of an optimizer of the head.
-        after_step: Called after a step of the optimizer of its weight.
+        after_step: Called after a step of the optimizer of its weight, with whether a backward
+            pass has gone through the head before it.
 
     Attributes:
         steps: Of the optimizer of the head's weight, since attaching.
@@ -51,7 +52,7 @@ class StepWatch(Observer):
         engine: Engine,
         model: nn.Module,
         before_step: Callable[[Optimizer], None],
-        after_step: Callable[[], None],
+        *after_step: Callable[[bool], None],
     ) -> None:
         self._engine = weak(engine)
         self._before_step, self._after_step = before_step, after_step
@@ -107,7 +108,8 @@ class StepWatch(Observer):
         self.steps += 1
         found = getattr(self.optimizer, "found_inf", None)
         self.found_inf = found if isinstance(found, Tensor) else None
-        self._after_step()
+        for each in self._after_step:
+            each(self.passed)
         if head.alive and head.weight is not None:
             head.mark_used()
         self.reached = self.reached or self.passed

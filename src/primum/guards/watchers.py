@@ -126,7 +126,7 @@ class Stopwatch(Observer):
         elapsed = max(self._to - self._from, 1e-9)
         return self._spent / (self._steps - 1), self._spent / elapsed
 
-    def after_step(self) -> None:
+    def after_step(self, passed: bool) -> None:
         self._steps, self._to = self._steps + 1, time.perf_counter()
         if self._steps == 1:
             self._spent, self._from = 0.0, self._to

@@ -14,11 +14,11 @@ from primum.kernel.batch import count_rows, rows_of
 from primum.kernel.engine import Call
 
 
-def weighted_loss(hook: HeadHook, losses: Tensor) -> Tensor:
+def weighted_loss(hook: HeadHook | None, losses: Tensor) -> Tensor:
     """The mean of the weighted losses; the plain mean where the hook applies the weights."""
     _check_tensor(losses)
-    mean, engine = losses.mean(), hook.engine
-    if engine is None or engine.idle or not (hook.enabled and mean.requires_grad):
+    mean, engine = losses.mean(), None if hook is None else hook.engine
+    if hook is None or engine is None or engine.idle or not (hook.enabled and mean.requires_grad):
         return mean
     calls = HeadCall.behind(losses, hook)
     if not calls:

@@ -36,7 +36,7 @@ class Attachment:
         # Fail on wrong settings here, not when training starts. Draws no random numbers.
         layer: nn.Linear = nn.utils.skip_init(nn.Linear, 1, 1)  # type: ignore[no-untyped-call]
         stepper = torch.optim.SGD(layer.parameters())
-        later = ("head", "scope", "process_group")  # need the model or the process group
+        later = ("head", "scope")  # need the model or the process group
         primum.attach(
             layer, stepper, **{k: v for k, v in settings.items() if k not in later}
         ).remove()
@@ -86,9 +86,7 @@ class Attachment:
         """Log line that names the reweighted layer."""
         if self.reducer is None:
             return "primum: not attached, no sample weights are applied"
-        name, output = self.reducer.head_name, self.reducer.output_name
-        where = f"primum: sample weights are applied at the output of {output}"
-        return where if name == output else f"{where}; interference is measured in {name}"
+        return f"primum: sample weights are applied at the output of {self.reducer.head_name}"
 
     def figures(self) -> dict[str, float]:
         """`last.as_dict()` with prefixed names; only `applied` = 0 if there is no new report."""

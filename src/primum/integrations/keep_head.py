@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from primum.bypass import fusing_package, package_of
+from primum.setup.bypass import fusing_package, package_of
 
 FUSED_LOSS = (
     "To apply weights without holding all logits in memory, use PrimumCallback().add_to(trainer, "

@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 from torch.utils.hooks import RemovableHandle
 
 from primum import Reducer, StepReport
-from primum.compat import eager
+from primum.hooks.private import eager
 from primum.integrations.attachment import PREFIX
 
 STEP = PREFIX + "step"

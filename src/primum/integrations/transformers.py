@@ -14,7 +14,7 @@ from transformers.trainer_callback import ExportableState
 from transformers.utils import logging
 
 from primum import Reducer, StepReport
-from primum.bypass import fusing_package, looked_after
+from primum.setup.bypass import fusing_package, looked_after
 from primum.integrations.attachment import Attachment
 from primum.integrations.fused_loss import FusedLoss
 from primum.integrations.keep_head import way_out, when_fused

@@ -46,8 +46,11 @@ class Recipe:
         """The radius for weights per "sample" or "token"."""
         return self.radius
 
-    def attached(self, scaler: Any, optimizer: torch.optim.Optimizer) -> None:
-        """Called by `attach`, with the loop's GradScaler or None: for recipes with a state."""
+    def attached(self, scaler: Any, steps: Any) -> None:
+        """Called by `attach`, for recipes with a state: a GradScaler may skip a step.
+
+        `scaler` is the loop's, or None; `steps` has `steps`, a count, and `found_inf`.
+        """
 
     def state_dict(self) -> dict[str, Any]:
         return {}

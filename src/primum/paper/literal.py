@@ -9,14 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from primum.gram import Gram, MatrixFree
+from primum.kernel.gram import MatrixFree
+from primum.kernel.problem import Solution, StepProblem, plain
+from primum.kernel.recipe import Metric, Recipe
+from primum.kernel.scalars import scalar
 from primum.paper.chambolle_pock import PaperProblem, chambolle_pock
 from primum.paper.guards import condition_guard, spike_guard
 from primum.paper.low_rank import gram_matrices
 from primum.paper.spectrum import EXACT_UP_TO
-from primum.problem import Evidence, Solution, plain
-from primum.recipe import Metric
-from primum.rules import Scalar, scalar
+from primum.paper.skips import Skips
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ class PaperSettings:
             )
 
 
-class Paper:
+class Paper(Recipe):
     """The paper's `Recipe`; its state is the guards' moving averages.
 
     Examples:
@@ -88,17 +89,29 @@ class Paper:
         self.settings = settings or PaperSettings()
         self._averages: dict[str, Tensor] = {}
         self._calls = 0
+        self._skips: Skips | None = None
+
+    def attached(self, scaler: Any, steps: Any) -> None:
+        self._skips = Skips(self, scaler, steps)
 
     @property
-    def radius(self) -> float:
+    def radius(self) -> float:  # type: ignore[override]
         """Radius of the trust region."""
         return self.settings.radius
 
-    def __call__(self, gram: Gram, drift: Tensor, size: Tensor, lr: Scalar) -> Solution:
+    @property
+    def max_extra_weight(self) -> float:
+        """Upper bound of the box."""
+        return self.settings.max_extra_weight
+
+    def __call__(self, problem: StepProblem) -> Solution:
         """Apply the guards and solve Eq. 10 or Eq. 14."""
+        gram = problem.gram
         assert isinstance(gram, MatrixFree)  # because of `products`
+        if self._skips is not None:
+            self._skips.settle()
         first, second = gram_matrices(gram, self.settings.gain_rank)
-        return self.solve(first, second, drift, size.square(), lr)
+        return self.solve(first, second, problem.drift, problem.step_norm.square(), problem.lr)
 
     def solve(
         self,
@@ -167,9 +180,9 @@ class Paper:
         return Solution(
             extra_weights=torch.where(finite, weights, 0.0),
             objective=torch.where(finite, drift_after.clamp_min(0).sum(), torch.inf),
+            lower_bound=drift.new_full((), torch.nan),  # the paper's method has no certificate
+            drift_after=drift_after,
             iterations=iterations,
-            # The paper's method has no certificate.
-            evidence=Evidence(drift.new_full((), torch.nan), drift_after),
         )
 
     def _average(self, key: str, like: Tensor) -> Tensor:
@@ -183,8 +196,20 @@ class Paper:
         self._calls += 1
 
     def state_dict(self) -> dict[str, Any]:
+        if self._skips is not None:
+            self._skips.settle()
+        return self.averages()
+
+    def averages(self) -> dict[str, Any]:
+        """The state as it is, steps included that a GradScaler may have skipped."""
         return {"calls": self._calls, "averages": dict(self._averages)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if self._skips is not None:
+            self._skips.forget()
+        self.restore(state)
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over what `averages` returned."""
         self._calls = state["calls"]
         self._averages = dict(state["averages"])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from primum.gram import MatrixFree
+from primum.kernel.gram import MatrixFree
 
 
 def low_rank(gain: Tensor, rank: int) -> tuple[Tensor, Tensor]:
@@ -29,15 +29,17 @@ def low_rank(gain: Tensor, rank: int) -> tuple[Tensor, Tensor]:
 def weighted_gram(features: Tensor, output_gradients: Tensor, gain: Tensor, rank: int) -> Tensor:
     """`sum_k (x diag(v_k) x') * (g diag(s_k u_k) g')` (paper, Pseudocode 2). [B, B].
 
+    In float64: a feature that is always zero has a gain of about 1 / eps under AdamW, whose square
+    leaves no digits of the others in a float32 SVD.
+
     Shapes: features [B, d_in], output_gradients [B, d_out], gain [d_out, d_in].
     """
-    left, right = low_rank(gain, rank)
-    total = features.new_zeros(len(features), len(features))
+    x, g = features.double(), output_gradients.double()
+    left, right = low_rank(gain.double(), rank)
+    total = x.new_zeros(len(x), len(x))
     for of_output, of_input in zip(left, right, strict=True):
-        total += ((features * of_input) @ features.t()) * (
-            (output_gradients * of_output) @ output_gradients.t()
-        )
-    return total
+        total += ((x * of_input) @ x.t()) * ((g * of_output) @ g.t())
+    return total.to(features.dtype)
 
 
 def gram_matrices(gram: MatrixFree, rank: int) -> tuple[Tensor, Tensor]:
@@ -51,7 +53,8 @@ def gram_matrices(gram: MatrixFree, rank: int) -> tuple[Tensor, Tensor]:
         matrix = gram.dense().matrix
         is_one = isinstance(gram.gain, float) and gram.gain == 1.0
         return matrix, matrix if is_one else matrix * gram.gain
-    squared = MatrixFree(gram.features, gram.output_gradients, gram.gain**2, has_bias=gram.has_bias)
+    gain = gram.gain.double() if isinstance(gram.gain, Tensor) else gram.gain
+    squared = MatrixFree(gram.features, gram.output_gradients, gain**2, has_bias=gram.has_bias)
     if gram.factorises or gram.features.dim() == 3:
         return gram.dense().matrix, squared.dense().matrix
     return _with_bias(gram, rank), _with_bias(squared, rank)

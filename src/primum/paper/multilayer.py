@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
-from primum.compat import batch_norm
+from primum.kernel.optimizers.predict import check_supported, group_of, predict, shares
+from primum.kernel.problem import Solution
 from primum.paper.literal import Paper, PaperSettings
-from primum.problem import Solution
-from primum.update import check_supported, group_of, predict, shares
 
 
 def split(model: nn.Sequential, blocks: int) -> tuple[nn.Sequential, nn.Sequential]:
@@ -147,7 +147,7 @@ class MultiLayer:
 
 def _refuse_mixing(tail: nn.Module) -> None:
     for name, module in tail.named_modules():
-        if batch_norm(module) and (
+        if isinstance(module, _BatchNorm) and (
             module.training or getattr(module, "running_mean", None) is None
         ):
             raise ValueError(
