@@ -1,4 +1,4 @@
-"""What several parts do together: per="auto", the sketch, fused losses, adapters, and warnings."""
+"""What several parts do together: per="auto", the sketch, adapters, and warnings."""
 
 from __future__ import annotations
 
@@ -51,19 +51,6 @@ def test_the_pass_that_decides_for_tokens_is_sketched() -> None:
     assert report_of(reducer).approximate
 
 
-@pytest.mark.parametrize("flat", [False, True])
-@pytest.mark.parametrize("chunk_size", [None, 8])
-def test_rows_of_a_fused_loss_are_tokens(flat: bool, chunk_size: int | None) -> None:
-    model, _, reducer = started()
-    words = torch.randint(50, (4, 9))
-    hidden, targets = model.hidden(words[:, :-1]), words[:, 1:]
-    if flat:
-        hidden, targets = hidden.flatten(0, 1), targets.flatten()
-    reducer.linear_cross_entropy(hidden, targets, chunk_size=chunk_size).backward()
-    assert report_of(reducer).per == "token"
-    assert "radius=0.1" in repr(reducer)
-
-
 @pytest.mark.parametrize("settings", [{}, {"radius": 0.0}])
 def test_one_fallback_is_not_a_hundred(settings: dict[str, Any]) -> None:
     model, optimizer, reducer = started(**settings)
@@ -71,28 +58,13 @@ def test_one_fallback_is_not_a_hundred(settings: dict[str, Any]) -> None:
         model.train(step > 0)
         words = torch.randint(50, (4, 9))
         optimizer.zero_grad()
-        loss = reducer.linear_cross_entropy(model.hidden(words[:, :-1]), words[:, 1:], chunk_size=8)
+        loss = F.cross_entropy(model(words[:, :-1]).flatten(0, 1), words[:, 1:].flatten())
         with warnings.catch_warnings():
             warnings.simplefilter("ignore" if step == 0 else "error")
             warnings.filterwarnings("ignore", message=r"primum: computing sample weights takes")
             loss.backward()
             optimizer.step()
     assert report_of(reducer).fallbacks == 1
-
-
-def test_a_fused_loss_in_blocks_says_that_it_has_no_effect() -> None:
-    model, optimizer, reducer = started(radius=1e-4)
-
-    def train() -> None:
-        for _ in range(STEPS):
-            words = torch.randint(50, (4, 9))
-            hidden = model.hidden(words[:, :-1])
-            optimizer.zero_grad()
-            reducer.linear_cross_entropy(hidden, words[:, 1:], chunk_size=8).backward()
-            optimizer.step()
-
-    with pytest.warns(UserWarning, match=r"hardly any token .* radius=0.0001 leaves no room"):
-        train()
 
 
 class Twins(nn.Module):

@@ -12,9 +12,6 @@ The map of the package; data flows down the numbers, imports never point up:
     adapted.py      which layer is measured if the head is frozen or not a plain linear one
     output_check.py whether the head's output reaches the model's
     reducer.py      what `attach` returns; the explicit form (explicit.py: the losses it takes)
-    fused.py        the loss of a head that is never called, `reducer.linear_cross_entropy`
-                    (fused_op.py: as an operation of torch; streamed.py: its gradients in blocks;
-                    blockwise.py: 2 and 3 from these)
     weighing.py     one backward pass: gradients in, weighted gradients out; all state
                     (weighing_at_output.py: measured in an earlier layer;
                     fallback.py: plain gradients after an error)

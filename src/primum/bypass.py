@@ -15,10 +15,7 @@ from torch import nn
 
 PACKAGES = ("trl", "liger_kernel")  # Replace the `forward` of a language model by one of their own.
 
-INSTEAD = (
-    "compute the loss with reducer.linear_cross_entropy(hidden, targets), which applies the "
-    "weights without holding all logits in memory"
-)
+INSTEAD = "call the head and compute the loss from its output"
 
 _looked_after: ContextVar[bool] = ContextVar("looked_after", default=False)
 
@@ -42,7 +39,7 @@ def bypassed(model: nn.Module, head: nn.Linear, name: str) -> str:
         if known is not None and isinstance(module, known) and module.linear is head:
             return (
                 f"nn.LinearCrossEntropyLoss ({path or 'the model'!r}) never calls its layer "
-                f"{name!r}, so no sample weights are applied: replace it with an nn.Linear and "
+                f"{name!r}, so no sample weights are applied: replace it with an nn.Linear, "
                 f"{INSTEAD}"
             )
     package = fusing_package(model)
@@ -57,8 +54,8 @@ def bypassed(model: nn.Module, head: nn.Linear, name: str) -> str:
         return (
             "TRL replaced the model's forward: its trainers compute the loss from the weight of "
             f"{name!r} without calling that layer (unless compute_loss is overridden), so no "
-            "sample weights are applied. Use primum.integrations.transformers, "
-            "PrimumCallback().add_to(trainer, fused_loss=True), or " + INSTEAD
+            "sample weights are applied. Override compute_loss with that of transformers.Trainer, "
+            f"or {INSTEAD}"
         )
     return ""
 

@@ -30,8 +30,8 @@ DEAR = 0.2  # Of the time of a step.
 BYPASS = (
     "If the model, or another of its class, was compiled and run before attaching, call "
     "torch.compiler.reset() once after attaching; if the head's weight is used without calling the "
-    "head (F.linear(x, head.weight), a fused loss), call the head, or compute the loss with "
-    "reducer.linear_cross_entropy"
+    "head (F.linear(x, head.weight), a fused loss), call the head and compute the loss from "
+    "its output"
 )
 
 
@@ -111,7 +111,7 @@ class Monitor:
                 "chunks",
                 f"the head ran {CHUNKS} or more times in one pass, as with a chunked loss. Each "
                 "call is reweighted on its own, without the gradients of the others; call the head "
-                "once, or compute the loss with reducer.linear_cross_entropy",
+                "once, with all rows",
             )
 
     def spend(self, seconds: float) -> None:

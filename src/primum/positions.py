@@ -25,7 +25,7 @@ logger = logging.getLogger("primum")
 
 @dataclass(frozen=True)
 class Call:
-    """A call of the head that has no `Pass`: in a compiled graph, or in a fused loss."""
+    """A call of the head that has no `Pass`: in a compiled graph."""
 
     features: Callable[[], Tensor]
     training: bool
@@ -114,16 +114,6 @@ class Per:
         if said and len(self._shape) == 2 and self._shape[1] > 1:  # there was a choice
             self._say(getattr(recipe, "radius", None))
         return recipe
-
-    def decide(self, terms: str, shape: torch.Size, recipe: Recipe) -> Recipe:
-        """Decide, if it is open, where the loss is known to have a term per "sample" or "token".
-
-        `shape` is that of the head's input without its last dimension. Returns the recipe to use.
-        """
-        if self.settled:
-            return recipe
-        self._shape = shape
-        return self.settle([CHOICES.index(terms)], recipe, said=True)
 
     def load(self, saved: str | None, recipe: Recipe) -> Recipe:
         """Take over the decision of a saved run. Returns the recipe to use."""

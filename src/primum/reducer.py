@@ -17,14 +17,14 @@ from primum.choices import Options
 from primum.compat import eager, is_sharded, parameter
 from primum.explicit import check_count, check_tensor, weighted_mean
 from primum.fallback import guarded
-from primum.fused import Fused
 from primum.positions import Call
 from primum.ranks import Ranks
 from primum.report import StepReport
 from primum.summary import summary_of
+from primum.weighing_at_output import WeighingAtOutput
 
 
-class Reducer(Fused):
+class Reducer(WeighingAtOutput):
     """Reweights each sample's gradient at the head's output; created by `attach` and `observe`.
 
     If something goes wrong in a step (non-finite values, a head in eval mode, an error in primum),
@@ -46,7 +46,7 @@ class Reducer(Fused):
         self.enabled = True
         # The head owns the listener, and that owns us: weak references upwards make no cycle.
         listener = Listener(options.head, self, carries=options.output is None)
-        self._listener, self._number = weakref.ref(listener), listener.number
+        self._listener = weakref.ref(listener)
 
     # --- what a user calls ------------------------------------------------------------------------
 
@@ -92,6 +92,11 @@ class Reducer(Fused):
     def summary_text(self) -> str:
         """Return the lines of `summary`, for a logger."""
         return summary_of(repr(self), list(self._recent), self._monitor)
+
+    def warn_if_bypassed(self, reason: str) -> None:
+        """Warn, once, that the loss does not call the head; not if `reason` is empty."""
+        if reason:
+            self._monitor.warn("bypass", reason)
 
     def remove(self) -> None:
         """Detach from the model; training continues with plain gradients, and no hook is left."""
@@ -175,7 +180,6 @@ class Reducer(Fused):
         if not (self._active() and mean.requires_grad):
             return mean
         passes = Pass.behind(losses, self)
-        self._refuse_fused(losses)
         if not passes:
             listener = self._listener() if self._listener else None
             weight = parameter(self._head(), "weight")
