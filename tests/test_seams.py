@@ -1,8 +1,7 @@
-"""What several parts do together: per="auto", the sketch, adapters, and warnings."""
+"""What several parts do together: per="auto", the sketch, and warnings."""
 
 from __future__ import annotations
 
-import logging
 import warnings
 from typing import Any
 
@@ -68,7 +67,7 @@ def test_one_fallback_is_not_a_hundred(settings: dict[str, Any]) -> None:
 
 
 class Twins(nn.Module):
-    """A trained layer beside a frozen copy of it, which is no adapter."""
+    """A trained layer beside a frozen copy of it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -78,46 +77,14 @@ class Twins(nn.Module):
         return self.online(x), self.target(x)
 
 
-def test_a_frozen_copy_beside_the_head_is_no_adapter() -> None:
+def test_a_frozen_copy_beside_the_head() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), Twins())
     trained = [p for p in model.parameters() if p.requires_grad]
     reducer = primum.attach(model, torch.optim.SGD(trained, lr=0.1), head="2.online")
-    assert reducer.output_name == reducer.head_name == "2.online"
+    assert reducer.head_name == "2.online"
     F.cross_entropy(model(torch.randn(12, 4))[0], torch.randint(3, (12,))).backward()
     assert report_of(reducer).applied
-
-
-class Mixing(nn.Module):
-    """An adapter whose positions are mixed before the frozen head."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding, self.base = nn.Embedding(20, 8), nn.Linear(8, 8)
-        self.head = nn.Linear(8, 20)
-        self.requires_grad_(False)
-        self.down, self.up = nn.Linear(8, 2, bias=False), nn.Linear(2, 8, bias=False)
-
-    def forward(self, words: Tensor) -> Tensor:
-        x = self.embedding(words)
-        x = (self.base(x) + self.up(self.down(x))).cumsum(1)
-        found: Tensor = self.head(x)
-        return found
-
-
-def test_mixed_positions_are_named_as_the_reason_for_samples(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    torch.manual_seed(0)
-    model = Mixing()
-    trained = [p for p in model.parameters() if p.requires_grad]
-    reducer = primum.attach(model, torch.optim.SGD(trained, lr=0.1))
-    words = torch.randint(20, (6, 9))
-    with caplog.at_level(logging.INFO, "primum"):
-        F.cross_entropy(model(words[:, :-1]).flatten(0, 1), words[:, 1:].flatten()).backward()
-    assert report_of(reducer).per == "sample"
-    assert "positions affect each other after layer 'up'" in caplog.text
-    assert "per='token'" not in caplog.text
 
 
 def test_radius_of_the_papers_recipe() -> None:

@@ -9,13 +9,10 @@ The map of the package; data flows down the numbers, imports never point up:
                     choices.py: the options it passes on)
     bypass.py       losses that use the head's weight and never call the head
     find.py         which layer is the head (widths.py: what modules take and give)
-    adapted.py      which layer is measured if the head is frozen or not a plain linear one
     output_check.py whether the head's output reaches the model's
     reducer.py      what `attach` returns; the explicit form (explicit.py: the losses it takes)
     weighing.py     one backward pass: gradients in, weighted gradients out; all state
-                    (weighing_at_output.py: measured in an earlier layer;
-                    fallback.py: plain gradients after an error)
-    outlet.py       the hook at the output then, and the pass back to the measured layer
+                    (fallback.py: plain gradients after an error)
     positions.py    what is reweighted, samples or tokens: `per="auto"`
     monitor.py      notices training that bypasses the hook, discarded gradients, time spent
                     (steps.py: one hook on the steps of all optimizers;

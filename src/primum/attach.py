@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from typing import Any, ParamSpec
@@ -11,11 +10,10 @@ from typing import Any, ParamSpec
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from primum.adapted import find_place
 from primum.bypass import bypassed
 from primum.checks import check_head, check_order, grad_scaler, optimizers_in, owner_of
 from primum.choices import Options
-from primum.compat import is_sharded
+from primum.find import find_head, given_head
 from primum.hook import hooked
 from primum.positions import RADIUS, Per
 from primum.ranks import Scope
@@ -52,14 +50,11 @@ def attach(
     w >= 0 limit how much the step raises the loss of single samples.
 
     Args:
-        model: Any module that ends in an `nn.Linear`. If that is frozen (LoRA) or the head is of
-            another kind (weight-normed, scaled, a convolution), interference is measured in the
-            last trained `nn.Linear` before it; `print(reducer)` shows which.
+        model: Any module whose output is made by an `nn.Linear` that is trained.
         optimizer: The optimizer that holds the head's parameters. If you pass several, or a
             wrapper with an `.optimizer`, the right one is found.
         head: The last linear layer, as a module or by its dotted name; found automatically if
-            None. If you pass an inner layer, it is measured and the weights are applied at the
-            model's output.
+            None.
         radius: How far the step may be changed, relative to its own size. 0 is plain training. The
             default is 0.4 for samples, 0.1 for tokens and 0.2 for `recipe="paper"`; a recipe object
             has its own.
@@ -112,28 +107,13 @@ def attach(
     check_model(model)
     scaler = grad_scaler(scaler)
     optimizers = list(optimizers_in(optimizer))
-    place = find_place(model, head, optimizers)
-    linear, names = place.head, {id(each): name for name, each in model.named_modules()}
-    name = names.get(id(linear), "") or "head"
+    linear = find_head(model) if head is None else given_head(model, head)
+    name = next((name for name, each in model.named_modules() if each is linear), "") or "head"
     shards = shards_of(model, linear, name)
-    if shards is not None and place.output is not None:
-        raise ValueError(
-            f"{name} is sharded by fully_shard and does not produce the model's output; adapters "
-            "and inner layers are not supported under fully_shard: use DistributedDataParallel"
-        )
-    if not linear.weight.requires_grad and any(is_sharded(p) for p in model.parameters()):
-        raise ValueError(
-            f"{name}.weight is frozen, and adapters are not supported under fully_shard: use "
-            "DistributedDataParallel"
-        )
     check_head(model, linear, name, split=shards is not None)
     owners = _owners(optimizers, linear, name, shards)
     ranks = Scope(scope, process_group, model, None if shards is None else shards.ranks)
-    for weighed in (linear, place.output):
-        if weighed is not None:
-            detach(weighed)  # attaching again replaces what was there
-    checked = head is None and model not in (linear, place.output)
-    output_name = names.get(id(place.output), "") or "the model"
+    detach(linear)  # attaching again replaces what was there
     follows = radius is None and recipe == "primum"
     options = Options(
         model=model,
@@ -144,17 +124,11 @@ def attach(
         scaler=scaler,
         scope=ranks,
         name=name,
-        check_output=checked,
+        check_output=model is not linear,
         shards=shards,
-        output=place.output,
-        output_name=output_name if place.output is not None else "",
     )
-    if place.output is not None:
-        where = "primum: interference is measured in %r; weights are applied at the output of %r"
-        logging.getLogger("primum").info(where, name, output_name)
     reducer = Reducer(options)
-    if place.output is None:
-        reducer.warn_if_bypassed(bypassed(model, linear, name))
+    reducer.warn_if_bypassed(bypassed(model, linear, name))
     return reducer
 
 

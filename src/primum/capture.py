@@ -63,11 +63,6 @@ class Pass:
     def release(self) -> None:
         self._strong = None
 
-    @property
-    def awaits(self) -> bool:
-        """Whether no gradient has arrived so far."""
-        return self._strong is not None
-
     def trains_head(self) -> bool:
         """Whether the backward pass under way will add to the gradient of the head's weight.
 
@@ -83,27 +78,20 @@ class Pass:
         return made
 
     @staticmethod
-    def behind(
-        start: Tensor | Node, key: object, most: int | None = None
-    ) -> dict[Pass, GradientEdge]:
-        """The calls of the head that losses depend on, the nearest first, and where they are.
-
-        The search ends with `most` of them, if given.
-        """
+    def behind(losses: Tensor, key: object) -> dict[Pass, GradientEdge]:
+        """The calls of the head that losses depend on, the nearest first, and where they are."""
         found: dict[Pass, GradientEdge] = {}
-        for node in nodes_behind(start, key):
+        for node in nodes_behind(losses, key):
             made = Pass.of(node, key)
             if made is not None:
                 found[made] = GradientEdge(node, made._output_nr)
-            if len(found) == most:
-                break
         return found
 
 
-def nodes_behind(start: Tensor | Node, key: object) -> Iterator[Node]:
+def nodes_behind(losses: Tensor, key: object) -> Iterator[Node]:
     """The nodes that losses depend on, the nearest first, and none behind a call of the head."""
     seen: set[Node | None] = {None}
-    waiting = deque([start.grad_fn if isinstance(start, Tensor) else start])
+    waiting = deque([losses.grad_fn])
     while waiting:
         node = waiting.popleft()
         if node is None or node in seen:
@@ -112,11 +100,6 @@ def nodes_behind(start: Tensor | Node, key: object) -> Iterator[Node]:
         yield node
         if Pass.of(node, key) is None:
             waiting.extend(below for below, _ in node.next_functions)
-
-
-def mark(node: Node, key: object) -> None:
-    """Mark a node, for those who look for it: `Pass.of` is then not None."""
-    _notes(node)[key] = True
 
 
 def _notes(node: Node) -> dict[object, Any]:
@@ -246,13 +229,11 @@ class Listener:
 
     An eager call of the head goes to `owner.on_forward`. In a graph made by torch.compile there is
     no such moment: the output goes through `Carry`, and `owner.on_compiled` gives the gradient in
-    the backward pass, unless the weights go in elsewhere (not `carries`). No graph break either
-    way. The head owns this, and this owns the Reducer.
+    the backward pass. No graph break either way. The head owns this, and this owns the Reducer.
     """
 
-    def __init__(self, head: nn.Linear, owner: Owner, *, carries: bool = True) -> None:
+    def __init__(self, head: nn.Linear, owner: Owner) -> None:
         self.owner: Owner | None = owner
-        self._carries = carries
         self._head = weakref.ref(head)
         self.compiled = False  # whether a compiled graph has run the head
         self.number = next(_NUMBERS)
@@ -271,8 +252,6 @@ class Listener:
         features = given[0]
         if torch.compiler.is_dynamo_compiling():
             self.compiled = True
-            if not self._carries:
-                return None
             carried: Tensor = Carry.apply(  # type: ignore[no-untyped-call]
                 output, features, self.number, head.training
             )

@@ -47,8 +47,8 @@ def check_head(model: nn.Module, head: nn.Linear, name: str, *, split: bool = Fa
     if not isinstance(weight, nn.Parameter):
         raise ValueError(
             f"{name}.weight is computed from other parameters (weight norm, a parametrization), so "
-            "no optimizer holds it, and the model has no trained nn.Linear before it to measure "
-            "instead; primum needs one"
+            "no optimizer holds it and its step cannot be predicted; remove that, or pass head= "
+            "the trained nn.Linear that makes the output"
         )
     if isinstance(weight, nn.parameter.UninitializedParameter) or weight.is_meta:
         raise ValueError(
@@ -67,14 +67,13 @@ def check_head(model: nn.Module, head: nn.Linear, name: str, *, split: bool = Fa
         raise ValueError(
             f"{name} is a {type(head).__name__} whose output is not weight @ input + bias (a "
             "normalised, scaled or reshaped head), so its gradients are not those of a linear "
-            "layer, and the model has no trained nn.Linear before it to measure instead; pass "
-            "head= a plain nn.Linear"
+            "layer; make the output with a plain nn.Linear, or pass that as head="
         )
     if not weight.requires_grad:
         raise ValueError(
-            f"{name}.weight is frozen (requires_grad=False), so no step changes it, and the "
-            "model has no trained nn.Linear before it to measure instead; unfreeze it or pass the "
-            "head that is trained (with PEFT: list it in modules_to_save)"
+            f"{name}.weight is frozen (requires_grad=False), so no step changes it: "
+            "unfreeze it, or pass head= the trained nn.Linear that makes the output (with PEFT: "
+            "list the head in modules_to_save)"
         )
 
 

@@ -20,7 +20,7 @@ class Options:
 
     Attributes:
         model: As passed to `attach`.
-        head: The layer that is measured.
+        head: The layer whose rows of gradients are weighed.
         owners: The optimizers of its "weight" and, if one holds it, "bias".
         recipe: From a step's Gram operator and drift to extra weights.
         per: What gets a weight of its own.
@@ -29,8 +29,6 @@ class Options:
         name: The head's.
         check_output: Whether to check that the head's output reaches the model's.
         shards: Of a head that is split over ranks; None if it is whole.
-        output: The module whose output is weighed, if not the head.
-        output_name: Its name.
     """
 
     model: nn.Module
@@ -43,5 +41,3 @@ class Options:
     name: str
     check_output: bool = False
     shards: Shards | None = None
-    output: nn.Module | None = None
-    output_name: str = ""

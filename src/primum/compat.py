@@ -101,13 +101,6 @@ def backward_id() -> int | None:
     return None if ask is None else int(ask())
 
 
-def current_node() -> Node | None:
-    """The node of the graph whose gradient has just arrived, in a hook. Fallback: None."""
-    ask = private("torch._C", "_current_autograd_node")
-    found: Node | None = None if ask is None else ask()
-    return found
-
-
 def inside_functorch() -> bool:
     """Whether a `torch.func` transform runs, which has no backward pass. Fallback: no."""
     ask = private("torch._C", "_are_functorch_transforms_active")

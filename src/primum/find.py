@@ -53,29 +53,36 @@ def find_head(model: nn.Module) -> nn.Linear:
     ]
     if ends and all(isinstance(end, CONVOLUTIONS) for end in ends):
         raise ValueError(
-            f"the output seems to come from {shown[0]}, but primum needs a model that ends in an "
-            f"nn.Linear, or has a trained one before that; {candidates(model)}"
+            f"the output seems to come from {shown[0]}, and primum can only reweight at an "
+            "nn.Linear: make the output with one (over the channels, it is a 1x1 convolution), or "
+            "pass head= the trained nn.Linear that makes the output"
         )
+    for name in shown:
+        if name.endswith(".base_layer"):
+            raise ValueError(_adapted(name.removesuffix(".base_layer")))
     why = f"{' and '.join(shown)} may each produce an output; " if ends else ""
     raise ValueError(f"cannot tell which layer is the head; {why}{candidates(model)}")
 
 
 def given_head(model: nn.Module, head: nn.Module | str) -> nn.Linear:
     """The head that a user names or passes; of a layer that PEFT trains a copy of, the copy."""
-    found = given_module(model, head)
+    found: object = _named(model, head) if isinstance(head, str) else head
+    if isinstance(found, nn.Module):
+        found = trained_copy(found)
+    if is_linear(getattr(found, "base_layer", None)):
+        raise ValueError(_adapted(head if isinstance(head, str) else type(found).__name__))
     if not is_linear(found):
         kind = type(found).__name__
         raise TypeError(f"head must be an nn.Linear, got {kind}; {candidates(model)}")
     return found
 
 
-def given_module(model: nn.Module, head: nn.Module | str) -> nn.Module:
-    """The same for a module of any kind."""
-    found: object = _named(model, head) if isinstance(head, str) else head
-    if not isinstance(found, nn.Module):
-        kind = type(found).__name__
-        raise TypeError(f"head must be an nn.Linear, got {kind}; {candidates(model)}")
-    return trained_copy(found)
+def _adapted(name: str) -> str:
+    return (
+        f"the head {name!r} is a frozen layer with an adapter beside it (LoRA), so no single "
+        "trained nn.Linear makes the output; train the head itself (with PEFT: list it in "
+        "modules_to_save instead of target_modules)"
+    )
 
 
 def is_linear(module: object) -> TypeGuard[nn.Linear]:

@@ -47,8 +47,6 @@ class Per:
     Attributes:
         now: "sample" or "token": what applies in this pass.
         settled: Whether that is final.
-        mixed: Whether positions depend on each other after the layer that is measured, so that
-            tokens cannot be weighed.
     """
 
     def __init__(self, asked: str, name: str, *, radius_follows: bool = False) -> None:
@@ -59,7 +57,6 @@ class Per:
         self._seen = 0
         self._asked, self._name, self._shape = asked, name, torch.Size()
         self._radius_follows = radius_follows
-        self.mixed = False
 
     @property
     def vote(self) -> int:
@@ -141,12 +138,6 @@ class Per:
                 "primum: reweighting tokens (%s positions at head %r, each with a loss)%s; pass "
                 "per='token' to silence this, or per='sample' to reweight whole sequences",
                 *(list(self._shape), self._name, how),
-            )
-        elif self.mixed:
-            logger.info(
-                "primum: reweighting samples%s: positions affect each other after layer %r, so "
-                "tokens cannot be measured there",
-                *(how, self._name),
             )
         else:
             logger.info(

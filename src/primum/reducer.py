@@ -21,10 +21,10 @@ from primum.positions import Call
 from primum.ranks import Ranks
 from primum.report import StepReport
 from primum.summary import summary_of
-from primum.weighing_at_output import WeighingAtOutput
+from primum.weighing import Weighing
 
 
-class Reducer(WeighingAtOutput):
+class Reducer(Weighing):
     """Reweights each sample's gradient at the head's output; created by `attach` and `observe`.
 
     If something goes wrong in a step (non-finite values, a head in eval mode, an error in primum),
@@ -34,9 +34,7 @@ class Reducer(WeighingAtOutput):
 
     Attributes:
         enabled: Set to False to pause and to True to continue; read during `backward`.
-        head_name: The dotted name of the measured layer.
-        output_name: The dotted name of the module at whose output the weights are applied: the
-            measured layer or, if the head is frozen or not a plain linear layer, the head.
+        head_name: The dotted name of the head.
         measure_exact: Set to True to measure the exact effect of approximate weights, see
             `StepReport.exact`. Costs about as much as the head itself.
     """
@@ -45,7 +43,7 @@ class Reducer(WeighingAtOutput):
         super().__init__(options)
         self.enabled = True
         # The head owns the listener, and that owns us: weak references upwards make no cycle.
-        listener = Listener(options.head, self, carries=options.output is None)
+        listener = Listener(options.head, self)
         self._listener = weakref.ref(listener)
 
     # --- what a user calls ------------------------------------------------------------------------
@@ -62,7 +60,7 @@ class Reducer(WeighingAtOutput):
 
     @property
     def head(self) -> nn.Linear | None:
-        """The layer whose gradients are measured; None if the model is gone."""
+        """The layer whose gradients are measured and reweighted; None if the model is gone."""
         return self._head()
 
     def __repr__(self) -> str:
@@ -71,9 +69,8 @@ class Reducer(WeighingAtOutput):
         found = [(name, getattr(recipe, name, None)) for name in ("radius", "max_extra_weight")]
         settings = [f"{name}={value:g}" for name, value in found if value is not None]
         state = "attached" if self._listener else "removed"
-        at = "" if self._outlet is None else f"weights at {self.output_name!r}, "
         return (
-            f"Reducer(head={self.head_name!r}{shape}, {at}"
+            f"Reducer(head={self.head_name!r}{shape}, "
             f"optimizer={type(self.optimizer).__name__}, "
             f"recipe={recipe.name!r}{', ' * bool(settings)}{', '.join(settings)}, "
             f"per={str(self._per)!r}, apply={self._apply}, {state}, steps={self._monitor.steps}, "
@@ -105,7 +102,8 @@ class Reducer(WeighingAtOutput):
             listener.remove()
         self._monitor.remove()
         self._rescale.remove()
-        self._remove_from_model()
+        if self._output_check is not None:
+            self._output_check.remove()
         self._listener = self._last = None
         self._recent.clear()
 
@@ -227,9 +225,6 @@ class Reducer(WeighingAtOutput):
             return  # frozen for this pass: it trains something else
         made = Pass(self, own, features, output)
         self.marked = True
-        outlet = None if self._outlet is None else self._outlet()
-        if outlet is not None:
-            outlet.called(made)
         made.ranks = self._ranks(eager=True)
         hook: Callable[[Tensor], Tensor | None] = partial(self._on_gradient, made)
         output.register_hook(hook)  # type: ignore[no-untyped-call]
@@ -243,8 +238,6 @@ class Reducer(WeighingAtOutput):
         replaced = weight is not made.weight and not is_sharded(weight)  # fully_shard does that
         if head is None or replaced or not made.trains_head():
             return None  # a gradient for another purpose, or of other weights
-        if self._outlet is not None and not made.weighed:
-            return None  # weighed at the output
         if made.weighed or made.differentiated:
             self._monitor.passes += 1
             if made.differentiated:

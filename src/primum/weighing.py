@@ -6,16 +6,20 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
 
-from primum.capture import Pass, reweight, rows_of, samples
+from primum.capture import Listener, Pass, reweight, rows_of, samples
 from primum.choices import Options
 from primum.compat import backward_id, no_autocast, parameter
 from primum.distributed import weigh_together
+from primum.explicit import check_row_order
 from primum.fallback import Plain, check_several
 from primum.monitor import Monitor
+from primum.output_check import OutputCheck
 from primum.pipeline import Captured, weigh
 from primum.positions import Call
 from primum.problem import Evidence, Solution
@@ -37,8 +41,14 @@ class Weighing:
     counted. But an error of the process group is the run's own, and raised.
     """
 
+    enabled: bool
+    _listener: weakref.ref[Listener] | None
+
     def __init__(self, options: Options) -> None:
         model, head, owners = options.model, options.head, options.owners
+        self.head_name = options.name
+        self.marked = False  # whether the head has run in eager mode, for the `OutputCheck`
+        self._checked = False
         self._last: StepReport | None = None
         self._recent: deque[StepReport] = deque(maxlen=RECENT)
         self._head, self._model = weakref.ref(head), weakref.ref(model)
@@ -53,6 +63,26 @@ class Weighing:
         self._monitor = Monitor(model, head, options.name, optimizer, after_step, weight)
         self._backward: int | None = -1  # the backward pass of the last arrival
         self._skips = Skips(options.recipe, self._rescale, self._monitor)
+        warn = partial(self._monitor.warn, "output")
+        self._output_check = None
+        if options.check_output:
+            self._output_check = OutputCheck(model, weakref.ref(self), options.name, warn)
+
+    def _active(self) -> bool:
+        return self.enabled and self._listener is not None
+
+    def _ranks(self, *, eager: bool) -> Ranks | None:
+        ranks = self._scope.ranks(eager=eager)
+        alone = self._scope.why_alone() if ranks is None else None
+        if alone is not None:
+            self._monitor.warn(*alone)
+        return ranks
+
+    def _check_losses(self, losses: Tensor, calls: list[GradientEdge], per: str) -> None:
+        """In the explicit form, once: refuse losses in another order than the head's rows."""
+        if not self._checked:
+            self._checked = True
+            check_row_order(losses, calls, per)
 
     def _weigh(
         self,
@@ -100,7 +130,7 @@ class Weighing:
         self._monitor.spend(time.perf_counter() - began)
         if weighted is not None and self._last is not None:
             radius, last = getattr(self._recipe, "radius", None), self._last
-            sequences, per = gradients[0].dim() > 2 and not self._per.mixed, self._per.now
+            sequences, per = gradients[0].dim() > 2, self._per.now
             self._monitor.effect.add(last.extra_weights, last.drift, per, radius, sequences)
             if not explicit:
                 self._monitor.weighed(last.objective, last.drift)

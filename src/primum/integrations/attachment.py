@@ -86,9 +86,7 @@ class Attachment:
         """Log line that names the reweighted layer."""
         if self.reducer is None:
             return "primum: not attached, no sample weights are applied"
-        name, output = self.reducer.head_name, self.reducer.output_name
-        where = f"primum: sample weights are applied at the output of {output}"
-        return where if name == output else f"{where}; interference is measured in {name}"
+        return f"primum: sample weights are applied at the output of {self.reducer.head_name}"
 
     def figures(self) -> dict[str, float]:
         """`last.as_dict()` with prefixed names; only `applied` = 0 if there is no new report."""
