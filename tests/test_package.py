@@ -31,7 +31,7 @@ ORDER = [
     ["pipeline", "summary"],
     ["rows", "ways"],
     ["shards", "skips", "positions"],
-    ["distributed", "choices"],
+    ["distributed"],
     ["weighing"],
     ["reducer"],
     ["attach"],

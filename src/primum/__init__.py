@@ -5,8 +5,7 @@
 
 The map of the package; data flows down the numbers, imports never point up:
 
-    attach.py       the one line: make a Reducer (checks.py, refused.py: what it refuses;
-                    choices.py: the options it passes on)
+    attach.py       the one line: make a Reducer (checks.py, refused.py: what it refuses)
     bypass.py       losses that use the head's weight and never call the head
     find.py         which layer is the head (widths.py: what modules take and give)
     output_check.py whether the head's output reaches the model's

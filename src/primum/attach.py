@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from importlib import import_module
-from typing import Any, ParamSpec
+from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from primum.bypass import bypassed
 from primum.checks import check_head, check_order, grad_scaler, optimizers_in, owner_of
-from primum.choices import Options
 from primum.find import find_head, given_head
 from primum.hook import hooked
 from primum.positions import RADIUS, Per
@@ -22,8 +20,6 @@ from primum.reducer import Reducer
 from primum.refused import check_model, check_owner, made_late
 from primum.shards import Shards, check_rules, shards_of
 from primum.update import check_supported
-
-Arguments = ParamSpec("Arguments")
 
 
 def attach(
@@ -115,9 +111,9 @@ def attach(
     ranks = Scope(scope, process_group, model, None if shards is None else shards.ranks)
     detach(linear)  # attaching again replaces what was there
     follows = radius is None and recipe == "primum"
-    options = Options(
-        model=model,
-        head=linear,
+    reducer = Reducer(
+        model,
+        linear,
         owners=owners,
         recipe=chosen,
         per=Per(per, name, radius_follows=follows),
@@ -127,27 +123,13 @@ def attach(
         check_output=model is not linear,
         shards=shards,
     )
-    reducer = Reducer(options)
     reducer.warn_if_bypassed(bypassed(model, linear, name))
     return reducer
 
 
-def _signed_as(
-    other: Callable[Arguments, Reducer],
-) -> Callable[[Callable[..., Reducer]], Callable[Arguments, Reducer]]:
-    """A decorator that gives a function the signature of another."""
-
-    def sign(function: Callable[..., Reducer]) -> Callable[Arguments, Reducer]:
-        vars(function)["__signature__"] = inspect.signature(other)
-        return function
-
-    return sign
-
-
-@_signed_as(attach)
-def observe(*args: Any, **settings: Any) -> Reducer:
+def observe(model: nn.Module, optimizer: Any, **settings: Any) -> Reducer:
     """Measure interference without changing any gradient. Takes the arguments of `attach`."""
-    reducer = attach(*args, **settings)
+    reducer = attach(model, optimizer, **settings)
     reducer._apply = False
     return reducer
 

@@ -190,7 +190,7 @@ def operations(
     """Floating-point operations of the dense and of the matrix-free form. The cost model.
 
     Memory-bound operations count eight times, and each operation costs its launch, which decides
-    for small heads. `benchmarks/routes.py` times both forms over many sizes.
+    for small heads.
     """
     square, size = batch * batch, inputs * outputs
     if factorises and positions == 1:

@@ -10,8 +10,7 @@ arguments over several ranks.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import torch
@@ -20,9 +19,9 @@ from torch.optim import Optimizer
 
 from primum.gram import Dense, Gram, MatrixFree, choose, operations, output_blocks, per_sample
 from primum.problem import Solution
-from primum.recipe import Recipe, approximated
+from primum.recipe import Recipe
 from primum.rules import Scalar, wide
-from primum.sketch import Tokens, exact_product, sketch, slices, worthwhile
+from primum.sketch import Tokens, sketch, slices, worthwhile
 from primum.update import Update, accumulated, group_of, predict_head, sliceable, uniform
 
 Arguments: TypeAlias = tuple[Gram, Tensor, Tensor, Scalar]  # gram, drift [B], size, lr
@@ -44,7 +43,6 @@ class Captured:
         over_ranks: Sums over ranks that hold some of the samples each; None if all are here.
         samples: How many there are on all ranks.
         tokens: Whether samples are tokens: then the Gram operator may be approximated.
-        measure: Whether to measure, if it is approximated, what the weights do exactly.
     """
 
     features: Tensor
@@ -56,7 +54,6 @@ class Captured:
     over_ranks: Callable[[Tensor], Tensor] | None = None
     samples: int | None = None
     tokens: bool = False
-    measure: bool = False
 
     @property
     def dtype(self) -> torch.dtype:
@@ -85,8 +82,7 @@ def weigh(
         return drift, recipe(gram, drift, size, lr)
     tokens = _tokens(head, owners, captured)
     gram, drift, size, lr = sketch(tokens, metric=recipe.metric, products=recipe.products)
-    product = partial(exact_product, tokens) if captured.measure else None
-    return drift, approximated(recipe(gram, drift, size, lr), size, recipe, product)
+    return drift, replace(recipe(gram, drift, size, lr), approximate=True)
 
 
 def approximates(owners: Mapping[str, Optimizer], captured: Captured, recipe: Recipe) -> bool:

@@ -131,19 +131,6 @@ class Visited:
 
 
 @dataclass(frozen=True)
-class Approximation:
-    """An approximate problem was solved, as the exact Gram operator was too expensive.
-
-    Attributes:
-        reach: Radius of the trust region of both problems.
-        product: The exact Gram operator times the extra weights; None if not measured. [B].
-    """
-
-    reach: Tensor
-    product: Tensor | None = None
-
-
-@dataclass(frozen=True)
 class Solution:
     """Extra weights, and a certificate of how good they are.
 
@@ -153,14 +140,15 @@ class Solution:
             finite.
         iterations: Number of solver iterations; a tensor if only the device knows it.
         evidence: What `lower_bound` and `drift_after` come from.
-        approximation: Set if an approximate problem was solved; the rest then refers to that one.
+        approximate: Whether an approximate problem was solved, as the exact Gram operator was too
+            expensive; the rest then refers to that one.
     """
 
     extra_weights: Tensor
     objective: Tensor
     iterations: int | Tensor
     evidence: Evidence | Visited
-    approximation: Approximation | None = None
+    approximate: bool = False
 
     @property
     def lower_bound(self) -> Tensor:

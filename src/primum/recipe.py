@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
 from primum.gram import Gram
-from primum.problem import Approximation, Problem, Solution, plain
+from primum.problem import Problem, Solution, plain
 from primum.rules import Scalar
 from primum.solve import solve
 from primum.warn import warn
@@ -116,18 +116,6 @@ class Primum:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         pass
-
-
-def approximated(
-    found: Solution, size: Tensor, recipe: Recipe, product: Callable[[Tensor], Tensor] | None
-) -> Solution:
-    """The solution of an approximate problem, with reach and, if given, product of the exact one.
-
-    `product` is with the exact Gram operator, and made of the extra weights. size: a scalar.
-    """
-    reach = size * getattr(recipe, "radius", torch.inf)
-    exact = None if product is None else product(found.extra_weights)
-    return replace(found, approximation=Approximation(reach, exact))
 
 
 def _check_number(name: str, value: Any, what: str, kind: type, least: int) -> None:

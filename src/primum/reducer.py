@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from primum.capture import Listener, Pass, nodes_behind
-from primum.choices import Options
 from primum.compat import eager, is_sharded, parameter
 from primum.explicit import check_count, check_tensor, weighted_mean
 from primum.fallback import guarded
@@ -35,15 +34,13 @@ class Reducer(Weighing):
     Attributes:
         enabled: Set to False to pause and to True to continue; read during `backward`.
         head_name: The dotted name of the head.
-        measure_exact: Set to True to measure the exact effect of approximate weights, see
-            `StepReport.exact`. Costs about as much as the head itself.
     """
 
-    def __init__(self, options: Options) -> None:
-        super().__init__(options)
+    def __init__(self, model: nn.Module, head: nn.Linear, **settings: Any) -> None:
+        super().__init__(model, head, **settings)
         self.enabled = True
         # The head owns the listener, and that owns us: weak references upwards make no cycle.
-        listener = Listener(options.head, self)
+        listener = Listener(head, self)
         self._listener = weakref.ref(listener)
 
     # --- what a user calls ------------------------------------------------------------------------

@@ -11,39 +11,13 @@ from primum.problem import Solution
 
 
 @dataclass(frozen=True, eq=False)
-class Exact:
-    """Effect of a step's extra weights by the exact Gram operator, per unit learning rate.
-
-    Attributes:
-        drift: Change of `loss_i / B` under the plain step, per unit lr. [B].
-        drift_after: The same with the extra weights. [B].
-        excess: By how much the change of the step exceeds the radius of the trust region, as a
-            fraction of it; 0 inside.
-    """
-
-    drift: Tensor
-    drift_after: Tensor
-    excess: Tensor
-
-    @property
-    def harm_before(self) -> Tensor:
-        """Sum of the loss increases under the plain step."""
-        return self.drift.clamp_min(0).sum()
-
-    @property
-    def harm_after(self) -> Tensor:
-        """Sum of the loss increases with the extra weights."""
-        return self.drift_after.clamp_min(0).sum()
-
-
-@dataclass(frozen=True, eq=False)
 class StepReport:
     """First-order effect of one optimizer step on the samples of its batch.
 
     All values are per unit learning rate, stay on the model's device and are computed when read;
     `as_dict()` reads them all at once. If `approximate`, the values that depend on the extra
-    weights (`drift_after`, `harm_after`, `harmed_after`, `gap`) refer to the approximate problem,
-    and `exact()` gives the exact ones; `drift` is always exact.
+    weights (`drift_after`, `harm_after`, `harmed_after`, `gap`) refer to the approximate problem;
+    `drift` is always exact.
 
     Attributes:
         solution: The solution of the step's problem.
@@ -87,30 +61,7 @@ class StepReport:
     @property
     def approximate(self) -> bool:
         """Whether the Gram operator was approximated: per token, with a large vocabulary."""
-        return self.solution.approximation is not None
-
-    def exact(self) -> Exact:
-        """Return the exact effect of the weights, if they come from an approximation.
-
-        This needs the gradients of all tokens, which a report does not keep: set
-        `reducer.measure_exact = True` before the backward pass.
-
-        Raises:
-            RuntimeError: if the step was approximated but not measured.
-        """
-        approximation = self.solution.approximation
-        if approximation is None:
-            return Exact(self.drift, self.drift_after, torch.zeros_like(self.objective))
-        if approximation.product is None:
-            raise RuntimeError(
-                "this step was not measured exactly, and its gradients were freed; set "
-                "reducer.measure_exact = True before the backward pass, or attach with exact=True "
-                "to solve exactly"
-            )
-        after = self.drift - approximation.product
-        length = self.extra_weights.dot(approximation.product).clamp_min(0).sqrt()
-        excess = torch.where(length > approximation.reach, length / approximation.reach - 1, 0.0)
-        return Exact(self.drift, after, excess)
+        return self.solution.approximate
 
     @property
     def extra_weights(self) -> Tensor:

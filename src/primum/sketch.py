@@ -265,17 +265,3 @@ def random_signs(count: int, like: Tensor) -> Tensor:
     for shift, factor in ((13, 0x2C1B3C6D), (12, 0x297A2D39), (15, 0x1B873593)):
         mixed = ((mixed ^ (mixed >> shift)) * factor) & 0x7FFFFFFF
     return (((mixed >> 16) & 1) * 2 - 1).to(like.dtype)
-
-
-def exact_product(tokens: Tokens, vector: Tensor) -> Tensor:
-    """The exact operator times a vector, in three passes. [N] -> [N]."""
-    total, _ = _batch_gradient(tokens)
-    moved, first = torch.zeros_like(total), 0
-    for x, g in tokens.pairs():
-        own = vector.narrow(0, first, len(x)).unsqueeze(1)
-        torch.addmm(moved, g.t(), x * own, out=moved)
-        first += len(x)
-    for rows in _blocks(total) if tokens.sliceable else [slice(0, len(total))]:
-        update = tokens.predict(total[rows], rows if tokens.sliceable else None)
-        moved[rows] *= update.gain
-    return tokens.along(tokens.unscaled(moved))

@@ -7,13 +7,14 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
+from torch.optim import Optimizer
 
 from primum.capture import Listener, Pass, reweight, rows_of, samples
-from primum.choices import Options
 from primum.compat import backward_id, no_autocast, parameter
 from primum.distributed import weigh_together
 from primum.explicit import check_row_order
@@ -21,12 +22,14 @@ from primum.fallback import Plain, check_several
 from primum.monitor import Monitor
 from primum.output_check import OutputCheck
 from primum.pipeline import Captured, weigh
-from primum.positions import Call
+from primum.positions import Call, Per
 from primum.problem import Evidence, Solution
-from primum.ranks import Meeting, Ranks, meet
+from primum.ranks import Meeting, Ranks, Scope, meet
+from primum.recipe import Recipe
 from primum.refused import why_lost
 from primum.report import StepReport
 from primum.rescale import Rescale, shared_weight
+from primum.shards import Shards
 from primum.skips import Skips
 from primum.update import has_gradients
 from primum.ways import way_for
@@ -39,34 +42,57 @@ class Weighing:
 
     A training run never dies because of us: whatever goes wrong ends in a plain step that is
     counted. But an error of the process group is the run's own, and raised.
+
+    Args:
+        model: As passed to `attach`.
+        head: The layer.
+        owners: The optimizers of its "weight" and, if one holds it, "bias".
+        recipe: From a step's Gram operator and drift to extra weights.
+        per: What gets a weight of its own.
+        scaler: The loop's GradScaler, or None.
+        scope: The ranks that solve together.
+        name: The head's.
+        check_output: Whether to check that the head's output reaches the model's.
+        shards: Of a head that is split over ranks; None if it is whole.
     """
 
     enabled: bool
     _listener: weakref.ref[Listener] | None
 
-    def __init__(self, options: Options) -> None:
-        model, head, owners = options.model, options.head, options.owners
-        self.head_name = options.name
+    def __init__(
+        self,
+        model: nn.Module,
+        head: nn.Linear,
+        *,
+        owners: dict[str, Optimizer],
+        recipe: Recipe,
+        per: Per,
+        scaler: Any,
+        scope: Scope,
+        name: str,
+        check_output: bool = False,
+        shards: Shards | None = None,
+    ) -> None:
+        self.head_name = name
         self.marked = False  # whether the head has run in eager mode, for the `OutputCheck`
         self._checked = False
         self._last: StepReport | None = None
         self._recent: deque[StepReport] = deque(maxlen=RECENT)
         self._head, self._model = weakref.ref(head), weakref.ref(model)
-        self._owners, self._recipe, self._scope = owners, options.recipe, options.scope
-        self._apply, self._per, self._shards = True, options.per, options.shards
-        self.measure_exact = False
+        self._owners, self._recipe, self._scope = owners, recipe, scope
+        self._apply, self._per, self._shards = True, per, shards
         by_bias, shared = owners.get("bias") is owners["weight"], shared_weight(model, head)
-        self._rescale = Rescale(options.scaler, by_bias=by_bias, shared=shared)
+        self._rescale = Rescale(scaler, by_bias=by_bias, shared=shared)
         optimizer, after_step, weight = owners["weight"], self._rescale.after_step, None
-        if options.shards is not None:
-            after_step, weight = options.shards.after_step(after_step), options.shards.weight
-        self._monitor = Monitor(model, head, options.name, optimizer, after_step, weight)
+        if shards is not None:
+            after_step, weight = shards.after_step(after_step), shards.weight
+        self._monitor = Monitor(model, head, name, optimizer, after_step, weight)
         self._backward: int | None = -1  # the backward pass of the last arrival
-        self._skips = Skips(options.recipe, self._rescale, self._monitor)
+        self._skips = Skips(recipe, self._rescale, self._monitor)
         warn = partial(self._monitor.warn, "output")
         self._output_check = None
-        if options.check_output:
-            self._output_check = OutputCheck(model, weakref.ref(self), options.name, warn)
+        if check_output:
+            self._output_check = OutputCheck(model, weakref.ref(self), name, warn)
 
     def _active(self) -> bool:
         return self.enabled and self._listener is not None
@@ -168,7 +194,6 @@ class Weighing:
                 factor=self._rescale.factor,
                 accumulated=0.0 if self._monitor.replaced(head.weight.grad, adds) else None,
                 tokens=self._per.now == "token",
-                measure=self.measure_exact,
             )
         except Warning:
             raise
