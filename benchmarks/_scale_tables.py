@@ -1,4 +1,4 @@
-"""The tables of docs/scale.md: from the results of `ranks.py` and from the library's own costs."""
+"""The tables of docs/scale.md: from the results of `ranks.py`."""
 
 from __future__ import annotations
 
@@ -9,34 +9,17 @@ from typing import Any
 import numpy as np
 from _common import markdown_table
 from _scale import (
-    FLOAT,
     WAYS,
     Case,
-    auto,
     chosen,
     chosen_at,
-    memory,
     operations,
-    sent,
-    sharded,
 )
 from scipy.optimize import nnls
 
 from primum import ways
 
 Row = dict[str, Any]
-PARAMS = 10**9  # of the model that the costs are compared with
-SCALES = (8, 64, 1024)
-HEADS = ((64, 10), (768, 1000), (2048, 1000), (4096, 32_000), (4096, 128_000))
-BATCHES = (4096, 32_768, 262_144)
-SEQUENCES = ((4096, 32_000, 1024, 2048), (4096, 128_000, 1024, 2048))  # the last: positions
-GPU = (1000, 10**9)  # operations per byte and per collective, see the page
-MODELS = {  # parameters, inputs and outputs of the head, global batch
-    "ResNet-18": (11_690_000, 512, 1000, 1024),
-    "ResNet-50": (25_560_000, 2048, 1000, 1024),
-    "ViT-B/16": (86_570_000, 768, 1000, 4096),
-    "ViT-L/16, 21,841 classes": (325_700_000, 1024, 21_841, 4096),
-}
 
 
 # On this machine a byte was nearly free and a collective cost milliseconds; see the page.
@@ -59,13 +42,6 @@ def tables(content: dict[str, Any]) -> dict[str, str]:
         "fit": _fit(rows),
         "regret": _regret(rows),
         "memory": _memory(rows),
-        "ways": _at_scale(_way),
-        "sharded": _at_scale(_sharded),
-        "traffic": _at_scale(_traffic),
-        "compute": _at_scale(_compute),
-        "held": _at_scale(_held),
-        "models": _models(),
-        "machines": _machines(),
     }
 
 
@@ -196,104 +172,4 @@ def _memory(rows: Sequence[Row]) -> str:
         for way in measured:
             line += [f"{by[way][which] / 2**20:.2f}" for which in ("held_model", "held")]
         cells.append(line)
-    return markdown_table(header, cells)
-
-
-def cases(ranks: int) -> list[Case]:
-    """AdamW: its gain is a matrix, so nothing factorises."""
-    grid = [(*head, batch, 1) for head in HEADS for batch in BATCHES]
-    return [
-        Case(inputs, outputs, batch, ranks, "adamw", positions)
-        for inputs, outputs, batch, positions in [*grid, *SEQUENCES]
-    ]
-
-
-def _at_scale(cell: Callable[[Case], str]) -> str:
-    header = ["head", "global batch", *(f"{ranks:,} ranks" for ranks in SCALES)]
-    cells = []
-    for each in zip(*(cases(ranks) for ranks in SCALES), strict=True):
-        first = each[0]
-        batch = f"{first.batch:,}"
-        if first.positions > 1:
-            batch += f" of {first.positions:,} positions"
-        head = f"{first.inputs:,} x {first.outputs:,}"
-        cells.append([head, batch, *(cell(case) for case in each)])
-    return markdown_table(header, cells)
-
-
-def taken(case: Case) -> str:
-    """The way that `scope="auto"` takes in a model of `PARAMS` parameters."""
-    return auto(case, PARAMS)
-
-
-def _way(case: Case) -> str:
-    return taken(case) if taken(case) != "local" else f"alone ({chosen(case)})"
-
-
-def _sharded(case: Case) -> str:
-    """The same under `fully_shard`."""
-    way = sharded(case, PARAMS)
-    return way if way != "local" else f"alone ({sharded(case, None)})"
-
-
-def _traffic(case: Case) -> str:
-    """Traffic of each way relative to the gradients' all-reduce; the choice of `auto` is bold."""
-    own = ways.ring(FLOAT * PARAMS, case.ranks)
-    parts = []
-    for way in WAYS[1:]:
-        text = _share(sent(way, case).wire / own)
-        parts.append(f"**{text}**" if way == taken(case) else text)
-    return " / ".join(parts)
-
-
-def _models() -> str:
-    """On 8 ranks: the choice of `scope="auto"`, and each way's share of the model's traffic."""
-    header = ["model", "head", "global batch", "auto", *WAYS[1:], "with a GPU's constants"]
-    cells = []
-    for name, (params, inputs, outputs, batch) in MODELS.items():
-        case = Case(inputs, outputs, batch, 8, "adamw")
-        own = ways.ring(FLOAT * params, case.ranks)
-        shares = [_share(sent(way, case).wire / own) for way in WAYS[1:]]
-        does = auto(case, params)
-        does = f"alone ({chosen(case)})" if does == "local" else does
-        head = f"{inputs:,} x {outputs:,}"
-        cells.append([name, head, f"{batch:,}", does, *shares, chosen_at(case, *GPU)])
-    return markdown_table(header, cells)
-
-
-def _share(value: float) -> str:
-    percent = 100 * value
-    digits = 2 if percent < 1 else 1 if percent < 10 else 0
-    return f"{percent:,.{digits}f}%"
-
-
-def _compute(case: Case) -> str:
-    """FLOPs relative to those of the model, 6 per parameter and position."""
-    training = 6.0 * PARAMS * case.own * case.positions
-    return " / ".join(_share(operations(way, case) / training) for way in WAYS)
-
-
-def _held(case: Case) -> str:
-    return " / ".join(_size(memory(way, case)) for way in WAYS)
-
-
-def _size(count: int) -> str:
-    for unit in ("KiB", "MiB", "GiB"):
-        count_in = count / 2 ** {"KiB": 10, "MiB": 20, "GiB": 30}[unit]
-        if count_in < 1000 or unit == "GiB":
-            break
-    return f"{count_in:,.0f} {unit}" if count_in >= 10 else f"{count_in:.1f} {unit}"
-
-
-def _machines() -> str:
-    """Cases in which other machines would choose another way."""
-    header = ["head", "global batch", *(f"{ranks:,} ranks" for ranks in SCALES)]
-    cells = []
-    for each in zip(*(cases(ranks) for ranks in SCALES), strict=True):
-        now = [chosen(case) for case in each]
-        then = [chosen_at(case, *GPU) for case in each]
-        if now != then:
-            both = [a if a == b else f"{b} instead of {a}" for a, b in zip(now, then, strict=True)]
-            first = each[0]
-            cells.append([f"{first.inputs:,} x {first.outputs:,}", f"{first.batch:,}", *both])
     return markdown_table(header, cells)

@@ -35,13 +35,12 @@ from typing import Any
 import torch
 from _capture import digits, optimizer_of, record
 from _common import Report, clock_for, make_parser, parse_quick, positive, take_turns, use_threads
-from gain_rank import errors as rank_errors
 from overhead import peak_memory
 from torch import Tensor, nn
 from tqdm import tqdm
 
 from primum.gram import Dense, MatrixFree, choose
-from primum.paper.low_rank import weighted_gram
+from primum.paper.low_rank import gram_matrices, weighted_gram
 
 RANK = 5
 PRODUCTS = 22  # of a step of ours with 20 iterations
@@ -300,8 +299,15 @@ def random_heads(inputs: int, outputs: int, batch: int) -> Iterator[tuple[int, M
 
 def errors(head: MatrixFree) -> dict[str, float]:
     """Relative Frobenius errors of the rank-5 matrices under the gain and under its square."""
-    found = rank_errors(head, [RANK])
-    return {f"q{power}": found[f"Q{power} r={RANK}"] for power in (1, 2)}
+    gain = torch.as_tensor(head.gain).double()
+    x, g = head.features.double(), head.output_gradients.double()
+    wide = MatrixFree(x, g, gain, has_bias=head.has_bias)
+    exact = wide.dense().matrix, MatrixFree(x, g, gain**2).dense().matrix
+    pairs = zip(gram_matrices(wide, RANK), exact, strict=True)
+    return {
+        f"q{power}": float((found - right).norm() / right.norm())
+        for power, (found, right) in enumerate(pairs, 1)
+    }
 
 
 def gain_rows(sizes: Sequence[tuple[int, int]], options: argparse.Namespace) -> list[Any]:

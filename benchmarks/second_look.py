@@ -11,6 +11,7 @@ to all images. Weights of a second look are those of `second_look=head` and `net
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,11 +20,11 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from _common import Report, positive, use_threads
+from _common import Report, make_parser, positive, use_threads
 from _second_look import RADIUS, Row, moment
-from parts import image_parser, load_images
 
 from primum.experiments.arms import Arm
+from primum.experiments.images import load_data
 from primum.experiments.job import own_random_numbers
 from primum.experiments.settings import RunSettings
 from primum.experiments.trainer import Trainer
@@ -104,6 +105,26 @@ def tables(runs: dict[str, dict[str, Any]]) -> tuple[list[list[str]], list[list[
                 "–" if plain else f"{figure('cosine'):.2f}",
             ])  # fmt: skip
     return steps, parts
+
+
+def image_parser(script: str, description: str | None) -> argparse.ArgumentParser:
+    """A parser with the options of benchmarks that train the small CNN."""
+    parser = make_parser(script, description, quick="a few steps on generated images")
+    add = parser.add_argument
+    add("--data-dir", metavar="DIR", help="CIFAR-10 as Parquet (default: the hub)")
+    add("--cache-dir", metavar="DIR", help="folder for decoded images")
+    add("--seed", type=int, default=0, metavar="N", help="(%(default)s)")
+    return parser
+
+
+def load_images(arguments: argparse.Namespace, settings: RunSettings) -> tuple[RunSettings, Any]:
+    """Settings and data; with --quick, a few steps on generated images."""
+    if arguments.quick:
+        settings = replace(
+            settings, data="generated", image_size=8, train_size=64, test_size=100, batch_size=8,
+            steps=10,
+        )  # fmt: skip
+    return settings, load_data(settings.data_settings(arguments.data_dir, arguments.cache_dir))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

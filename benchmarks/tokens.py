@@ -5,8 +5,7 @@
 
 quality      problems captured in plain training of small language models (vocabularies 100, 4,096
              and 32,000; SGD with momentum and AdamW; early and late): harm that approximate weights
-             remove, measured by the exact Gram operator, relative to the exact solution. First the
-             library's method, then the alternatives that were tried
+             remove, measured by the exact Gram operator, relative to the exact solution
 operations   FLOPs of matrix products, counted on meta tensors: what the weights add, divided by N H
              (N tokens, H entries of the head), and as a share of a GPT's step
 memory       peak of a training step with a head of 32,000 x 768, in a process of its own (VmHWM),
@@ -32,7 +31,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from _capture import Moment
 from _common import (
     Part,
     Report,
@@ -46,23 +44,7 @@ from _common import (
     take_turns,
     use_threads,
 )
-from _sketches import (
-    Judge,
-    Score,
-    alternating,
-    by_features,
-    count_sketch,
-    folded,
-    geometric_means,
-    largest_apart,
-    of_squares,
-    operator,
-    plain_means,
-    product,
-    random_matrix,
-    scaled,
-    true_norms,
-)
+from _sketches import Judge, product
 from _text import (
     SETTINGS,
     LanguageModel,
@@ -95,44 +77,8 @@ GPTS = {
 # --- quality --------------------------------------------------------------------------------------
 
 
-def variants(moment: Moment, width: int) -> dict[str, Callable[[Judge], Tensor]]:
-    """Every way to compute extra weights that is compared, by name."""
-    whole = scaled(moment, by_features)
-
-    def of(rows: Tensor, features: Tensor) -> Callable[[Judge], Tensor]:
-        return lambda judge: judge.weights(operator((rows, features)))
-
-    def at_risk(share: float) -> Callable[[Judge], Tensor]:
-        chosen = moment.drift.topk(int(share * len(moment.drift))).indices
-        return lambda judge: judge.weights(product(moment, width), chosen)
-
-    found: dict[str, Callable[[Judge], Tensor]] = {
-        "library": lambda judge: judge.weights(product(moment, width))
-    }
-    for share in (0.5, 0.25):
-        found[f"library, {share:.0%} of the tokens, by drift"] = at_risk(share)
-    for groups in (2, 4):
-        found[f"library, tokens in {groups} groups"] = lambda judge, groups=groups: judge.weights(
-            product(moment, width), groups=groups
-        )
-    for times in (0.25, 0.5, 2.0):
-        other = int(times * width)
-        found[f"library, width x {times:g}"] = lambda judge, other=other: judge.weights(
-            product(moment, other)
-        )
-    sketches = (folded, true_norms, random_matrix, count_sketch, largest_apart)
-    for each in sketches:
-        name = each.__name__.replace("_", " ")
-        found[f"gain by features, {name}"] = of(each(whole[0], width), whole[1])
-    if moment.update.gain is not None and isinstance(moment.update.gain, Tensor):
-        for fit in (plain_means, geometric_means, of_squares, alternating, by_features):
-            name = fit.__name__.replace("_", " ")
-            found[f"gain {name}, no sketch"] = of(*scaled(moment, fit))
-    return found
-
-
 def quality(text: str, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Scores of every variant on every captured problem."""
+    """Scores on every captured problem."""
     rows = []
     for setting in args.settings:
         words = numbered(text, setting.vocabulary)
@@ -153,11 +99,8 @@ def quality(text: str, args: argparse.Namespace) -> list[dict[str, Any]]:
                     "exact": judge.share,
                 }
                 width = min(WIDTH, setting.vocabulary // 2)
-                scores: dict[str, Score] = {}
-                for name, weights in variants(moment, width).items():
-                    scores[name] = judge.score(weights(judge))
-                    rows.append(where | {"width": width, "variant": name} | asdict(scores[name]))
-                found = scores["library"]
+                found = judge.score(judge.weights(product(moment, width)))
+                rows.append(where | {"width": width, "variant": "library"} | asdict(found))
                 print(
                     f"{setting.vocabulary} {kind} step {moment.number}: exact removes "
                     f"{judge.share:.1%} of the harm, the library's {found.removed:.1%} of that",
@@ -181,20 +124,7 @@ def quality_tables(rows: list[dict[str, Any]]) -> dict[str, Table]:
         lines.append([name, kind, when, str(some[0]["width"]), str(len(some)), *_figures(some)])
     header = ["vocabulary", "optimizer", "when", "k", "problems", "exact removes", "library, of it"]
     header += ["worst", "scaled to the radius", "length / radius", "longest"]
-    large = [row for row in rows if row["vocabulary"] > WIDTH]
-    names = dict.fromkeys(row["variant"] for row in large)
-    others = []
-    for name in names:
-        line = [name]
-        for kind in OPTIMIZERS:
-            some = [r for r in large if r["variant"] == name and r["optimizer"] == kind]
-            line += _figures(some)[1:] if some else [""] * 5
-        others.append(line)
-    titles = ["of exact", "worst", "scaled", "length", "longest"]
-    return {
-        "quality": (header, lines),
-        "alternatives": (["variant", *(f"{k}: {t}" for k in OPTIMIZERS for t in titles)], others),
-    }
+    return {"quality": (header, lines)}
 
 
 def _figures(rows: list[dict[str, Any]]) -> list[str]:
@@ -229,7 +159,7 @@ def added(kind: str, tokens: int, width: int, words: int, *, exact: bool) -> tup
         owners = {"weight": owner_of(kind, head.weight)}
         arrived = Captured(torch.empty(tokens, width), torch.empty(tokens, words), tokens=True)
         _, solution = weigh(head, owners, arrived, Primum(radius=0.1, exact=exact))
-    return count.get_total_flops(), solution.approximation is not None
+    return count.get_total_flops(), solution.approximate
 
 
 def step_of(layers: int, width: int, heads: int, words: int, sequences: int) -> int:

@@ -60,7 +60,6 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ModuleType
         return [name for name in sys.modules if name.partition(".")[0] in own]
 
     kept = {name: sys.modules.pop(name) for name in loaded()}
-    monkeypatch.syspath_prepend(str(folder / "speedruns"))
     monkeypatch.syspath_prepend(str(folder))
     yield importlib.import_module
     for name in loaded():

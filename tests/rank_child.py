@@ -54,16 +54,13 @@ DEFAULTS: dict[str, Any] = {
     "compile": False,
     "dtype": "float32",
     "bias": True,
-    "frozen": False,  # the head: measured in the layer before
 }
 
 
 def model_of(own: dict[str, Any]) -> nn.Sequential:
     torch.manual_seed(0)
     body = nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 5, bias=own["bias"])
-    model = nn.Sequential(*body).to(getattr(torch, own["dtype"]))
-    model[2].requires_grad_(not own["frozen"])
-    return model
+    return nn.Sequential(*body).to(getattr(torch, own["dtype"]))
 
 
 def optimizer_of(model: nn.Module, own: dict[str, Any]) -> optim.Optimizer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import re
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -110,8 +111,9 @@ def test_under_data_parallelism(one_rank: None, averaged: bool) -> None:
     model = nn.parallel.DistributedDataParallel(TwoHeads() if averaged else Net())
     options: dict[str, Any] = {"head": "module.head"} if averaged else {}
     attached(model, **options)
-    assert checked(model) is not averaged  # a head that was passed is not checked
-    model(inputs()).sum().backward()
+    assert checked(model)
+    with pytest.warns(RuntimeWarning, match="part of") if averaged else nullcontext():
+        model(inputs()).sum().backward()
     assert not checked(model)
 
 
@@ -172,11 +174,19 @@ def test_warns_once_and_names_the_layer(model: nn.Module, message: str) -> None:
 
 
 @pytest.mark.parametrize("head", ["head", "module"])
-def test_a_head_that_was_passed_is_not_checked(head: str) -> None:
+def test_a_head_that_was_passed_is_checked_too(head: str) -> None:
     model = Gated()
     attached(model, head=model.head if head == "module" else head)
-    assert not checked(model)
-    model(inputs()).sum().backward()
+    with pytest.warns(RuntimeWarning, match=re.escape(PART)):
+        model(inputs())
+
+
+def test_an_inner_layer_that_was_passed() -> None:
+    model = Net()
+    attached(model, head="body.0")
+    said = r"output of 'body.0' is only part of the model's output.*pass head= the layer that"
+    with pytest.warns(RuntimeWarning, match=said):
+        model(inputs())
 
 
 def test_only_a_training_pass_with_gradients_uses_it_up() -> None:

@@ -1,8 +1,7 @@
-"""What several parts do together: per="auto", the sketch, fused losses, adapters, and warnings."""
+"""What several parts do together: per="auto", the sketch, and warnings."""
 
 from __future__ import annotations
 
-import logging
 import warnings
 from typing import Any
 
@@ -51,19 +50,6 @@ def test_the_pass_that_decides_for_tokens_is_sketched() -> None:
     assert report_of(reducer).approximate
 
 
-@pytest.mark.parametrize("flat", [False, True])
-@pytest.mark.parametrize("chunk_size", [None, 8])
-def test_rows_of_a_fused_loss_are_tokens(flat: bool, chunk_size: int | None) -> None:
-    model, _, reducer = started()
-    words = torch.randint(50, (4, 9))
-    hidden, targets = model.hidden(words[:, :-1]), words[:, 1:]
-    if flat:
-        hidden, targets = hidden.flatten(0, 1), targets.flatten()
-    reducer.linear_cross_entropy(hidden, targets, chunk_size=chunk_size).backward()
-    assert report_of(reducer).per == "token"
-    assert "radius=0.1" in repr(reducer)
-
-
 @pytest.mark.parametrize("settings", [{}, {"radius": 0.0}])
 def test_one_fallback_is_not_a_hundred(settings: dict[str, Any]) -> None:
     model, optimizer, reducer = started(**settings)
@@ -71,7 +57,7 @@ def test_one_fallback_is_not_a_hundred(settings: dict[str, Any]) -> None:
         model.train(step > 0)
         words = torch.randint(50, (4, 9))
         optimizer.zero_grad()
-        loss = reducer.linear_cross_entropy(model.hidden(words[:, :-1]), words[:, 1:], chunk_size=8)
+        loss = F.cross_entropy(model(words[:, :-1]).flatten(0, 1), words[:, 1:].flatten())
         with warnings.catch_warnings():
             warnings.simplefilter("ignore" if step == 0 else "error")
             warnings.filterwarnings("ignore", message=r"primum: computing sample weights takes")
@@ -80,23 +66,8 @@ def test_one_fallback_is_not_a_hundred(settings: dict[str, Any]) -> None:
     assert report_of(reducer).fallbacks == 1
 
 
-def test_a_fused_loss_in_blocks_says_that_it_has_no_effect() -> None:
-    model, optimizer, reducer = started(radius=1e-4)
-
-    def train() -> None:
-        for _ in range(STEPS):
-            words = torch.randint(50, (4, 9))
-            hidden = model.hidden(words[:, :-1])
-            optimizer.zero_grad()
-            reducer.linear_cross_entropy(hidden, words[:, 1:], chunk_size=8).backward()
-            optimizer.step()
-
-    with pytest.warns(UserWarning, match=r"hardly any token .* radius=0.0001 leaves no room"):
-        train()
-
-
 class Twins(nn.Module):
-    """A trained layer beside a frozen copy of it, which is no adapter."""
+    """A trained layer beside a frozen copy of it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -106,46 +77,14 @@ class Twins(nn.Module):
         return self.online(x), self.target(x)
 
 
-def test_a_frozen_copy_beside_the_head_is_no_adapter() -> None:
+def test_a_frozen_copy_beside_the_head() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), Twins())
     trained = [p for p in model.parameters() if p.requires_grad]
     reducer = primum.attach(model, torch.optim.SGD(trained, lr=0.1), head="2.online")
-    assert reducer.output_name == reducer.head_name == "2.online"
+    assert reducer.head_name == "2.online"
     F.cross_entropy(model(torch.randn(12, 4))[0], torch.randint(3, (12,))).backward()
     assert report_of(reducer).applied
-
-
-class Mixing(nn.Module):
-    """An adapter whose positions are mixed before the frozen head."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding, self.base = nn.Embedding(20, 8), nn.Linear(8, 8)
-        self.head = nn.Linear(8, 20)
-        self.requires_grad_(False)
-        self.down, self.up = nn.Linear(8, 2, bias=False), nn.Linear(2, 8, bias=False)
-
-    def forward(self, words: Tensor) -> Tensor:
-        x = self.embedding(words)
-        x = (self.base(x) + self.up(self.down(x))).cumsum(1)
-        found: Tensor = self.head(x)
-        return found
-
-
-def test_mixed_positions_are_named_as_the_reason_for_samples(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    torch.manual_seed(0)
-    model = Mixing()
-    trained = [p for p in model.parameters() if p.requires_grad]
-    reducer = primum.attach(model, torch.optim.SGD(trained, lr=0.1))
-    words = torch.randint(20, (6, 9))
-    with caplog.at_level(logging.INFO, "primum"):
-        F.cross_entropy(model(words[:, :-1]).flatten(0, 1), words[:, 1:].flatten()).backward()
-    assert report_of(reducer).per == "sample"
-    assert "positions affect each other after layer 'up'" in caplog.text
-    assert "per='token'" not in caplog.text
 
 
 def test_radius_of_the_papers_recipe() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -13,9 +14,8 @@ from torch import Tensor, nn, optim
 from torch.utils.checkpoint import checkpoint
 
 import primum
-from adapters import LoRA
 from compatibility.oracle import check_step, explicit
-from loops import BOTH, PRECISE, SGD, assert_close, batch, gradients, make, report_of
+from loops import BOTH, SGD, assert_close, batch, gradients, make, report_of
 
 
 class Net(nn.Module):
@@ -286,46 +286,6 @@ def test_head_used_twice_removes_harm_under_the_hook() -> None:
     assert removed / 8 > 0.15
 
 
-def lora(*, on_head: bool) -> tuple[nn.Sequential, optim.Optimizer]:
-    """LoRA on the first layer, with the head as it was pretrained, or on the head."""
-    model, _ = make()
-    if on_head:
-        model[2] = LoRA(model[2]).double()
-    else:
-        model[0] = LoRA(model[0]).double()
-        model[2].requires_grad_(False)
-    return model, optim.SGD([p for p in model.parameters() if p.requires_grad], **SGD)
-
-
-@pytest.mark.parametrize("by_call", [False, True])
-def test_frozen_head_of_lora(by_call: bool) -> None:
-    """Measured in the adapter, weighed at the head."""
-    model, optimizer = lora(on_head=False)
-    reducer = primum.attach(model, optimizer, **PRECISE)
-    assert (reducer.head_name, reducer.output_name) == ("0.lora_b", "2")
-    settings: dict[str, Any] = {"head": "0.lora_b", "lr": SGD["lr"], "gain_one": True}
-    most = [
-        check_step(model, [optimizer], reducer, losses_on(n, 24), by_call=by_call, **settings)
-        for n in range(4)
-    ]
-    assert max(most) > 0.01
-
-
-@pytest.mark.parametrize("head", [None, "2.lora_b", "2.base"])
-@pytest.mark.parametrize("by_call", [False, True])
-def test_lora_on_the_head(by_call: bool, head: str | None) -> None:
-    """The correction's last layer is measured, and what flows past it is weighed as well."""
-    model, optimizer = lora(on_head=True)
-    reducer = primum.attach(model, optimizer, head=head)
-    assert (reducer.head_name, reducer.output_name) == ("2.lora_b", "2")
-    settings: dict[str, Any] = {"head": "2.lora_b", "lr": SGD["lr"], "gain_one": True}
-    most = [
-        check_step(model, [optimizer], reducer, losses_on(n, 24), by_call=by_call, **settings)
-        for n in range(4)
-    ]
-    assert max(most) > 0.01
-
-
 @pytest.mark.parametrize("by_call", [False, True])
 def test_parameters_after_the_head(by_call: bool) -> None:
     """The hook weighs what lies below the head's output; the explicit form weighs the loss."""
@@ -335,7 +295,10 @@ def test_parameters_after_the_head(by_call: bool) -> None:
     reducer = primum.attach(model, optimizer, head="head")
     for number in range(4):
         twin, plain = copy.deepcopy(model), copy.deepcopy(model)
-        shares = losses_on(number, 24)(model)
+        with (
+            nullcontext() if number else pytest.warns(RuntimeWarning, match="only part of the mod")
+        ):
+            shares = losses_on(number, 24)(model)
         (reducer(24 * shares) if by_call else shares.sum()).backward()
         w = report_of(reducer).extra_weights
         ((1 + w) * losses_on(number, 24)(twin)).sum().backward()

@@ -99,16 +99,6 @@ def test_the_headline_names_the_layer() -> None:
     assert attachment.headline == "primum: sample weights are applied at the output of 2"
 
 
-def test_the_headline_names_both_places_of_an_adapted_model() -> None:
-    model = network()
-    model[2].requires_grad_(False)
-    attachment = Attachment({})
-    attachment.begin(model, SGD(model.parameters(), lr=0.1))
-    assert attachment.headline == (
-        "primum: sample weights are applied at the output of 2; interference is measured in 0"
-    )
-
-
 def test_scaler_reaches_attach_unless_given(monkeypatch: pytest.MonkeyPatch) -> None:
     found, given = torch.amp.GradScaler("cpu", init_scale=4.0), torch.amp.GradScaler("cpu")
     seen: list[Any] = []

@@ -82,7 +82,6 @@ def test_what_keeps_the_head() -> None:
         assert "compute_loss_func=" in way_out("trl", SFTConfig(), trainer)
     said = way_out("trl", SFTConfig(loss_type="chunked_nll"))
     assert 'loss_type="chunked_nll". To make the loss call the head, set loss_type="nll"' in said
-    assert "fused_loss=True" in said
     assert "has no setting" in way_out("trl", SimpleNamespace())
 
 

@@ -88,7 +88,7 @@ class TestOption:
             callback.add_to(run)
         else:
             run.add_callback(callback)
-        said = r"use_liger_kernel=True.*\"fused_linear_cross_entropy\": False.*fused_loss=True"
+        said = r"use_liger_kernel=True.*\"fused_linear_cross_entropy\": False"
         with pytest.raises(RuntimeWarning, match=said):  # warnings are errors here
             run.train()
         assert run.state.global_step == 0
@@ -100,12 +100,3 @@ class TestOption:
         run.train()
         assert callback.last is not None
         assert callback.last.applied
-
-    @pytest.mark.skipif(REAL, reason="Liger's kernels need a GPU")
-    def test_a_fused_loss_with_weights(self, tmp_path: Path) -> None:
-        run = trainer(tmp_path)
-        callback = PrimumCallback(per="token").add_to(run, fused_loss=True)
-        run.train()
-        assert callback.last is not None
-        assert callback.last.applied
-        assert len(callback.last.extra_weights) == 8 * 7

@@ -1,4 +1,4 @@
-"""TRL's SFTTrainer fuses head and loss: said at once, logged; weights by a loss of ours."""
+"""TRL's SFTTrainer fuses head and loss: said at once, and logged."""
 
 from __future__ import annotations
 
@@ -90,9 +90,7 @@ class TestFused:
         run = trainer(tmp_path)
         callback = PrimumCallback().add_to(run)
         run.create_optimizer_and_scheduler(8)
-        with pytest.warns(
-            RuntimeWarning, match=rf"{FUSED}.*fused_loss=True.*override compute_loss"
-        ):
+        with pytest.warns(RuntimeWarning, match=rf"{FUSED}.*override compute_loss"):
             callback.on_train_begin(
                 run.args, run.state, run.control, model=run.model, optimizer=run.optimizer
             )
@@ -163,96 +161,3 @@ class TestKept:
         assert callback.last is not None
         assert callback.last.applied
         assert applied(run) == [1.0, 1.0]
-
-
-def losses(run: SFTTrainer) -> list[float]:
-    return [entry["loss"] for entry in run.state.log_history if "loss" in entry]
-
-
-def parameters(run: SFTTrainer) -> list[Tensor]:
-    return [p.detach() for p in run.model.parameters()]
-
-
-class TestFusedLoss:
-    """`add_to(trainer, fused_loss=True)`: weights, and no logits of all tokens."""
-
-    def test_weights_are_applied(self, tmp_path: Path) -> None:
-        run = trainer(tmp_path)
-        callback = PrimumCallback(per="token").add_to(run, fused_loss=True)
-        run.train()
-        assert callback.last is not None
-        assert callback.last.applied
-        assert callback.last.fallbacks == 0
-        assert len(callback.last.extra_weights) == 8 * 7
-        assert callback.last.extra_weights.max() > 0
-        assert applied(run) == [1.0, 1.0]
-
-    def test_the_head_is_never_called_for_all_tokens(self, tmp_path: Path) -> None:
-        run = trainer(tmp_path)
-        PrimumCallback(per="token").add_to(run, fused_loss=True)
-        shapes: list[torch.Size] = []
-        head = run.model.get_output_embeddings()
-        head.register_forward_hook(lambda module, args, output: shapes.append(output.shape))
-        run.train()
-        assert set(shapes) == {torch.Size((8, 1, WORDS))}
-
-    @pytest.mark.filterwarnings("ignore:`label_smoothing_factor` is deprecated:FutureWarning")
-    @pytest.mark.parametrize(
-        "settings",
-        [{}, {"gradient_accumulation_steps": 2}, {"label_smoothing_factor": 0.1}],
-        ids=["plain", "accumulated", "smoothed"],
-    )
-    def test_the_same_training_as_with_the_head(
-        self, tmp_path: Path, settings: dict[str, Any]
-    ) -> None:
-        """The loss of the model's own forward under the hook is the reference."""
-        fused, kept = trainer(tmp_path, settings=settings), trainer(tmp_path, WithLogits, settings)
-        start = parameters(trainer(tmp_path, settings=settings))
-        one = PrimumCallback(per="token").add_to(fused, fused_loss=True)
-        other = PrimumCallback(per="token").add_to(kept)
-        fused.train()
-        kept.train()
-        assert one.last is not None
-        assert other.last is not None
-        for found, expected, before in zip(parameters(fused), parameters(kept), start, strict=True):
-            moved = (expected - before).norm()
-            # AdamW divides by the gradient's size, so that rounding counts where that is small.
-            assert (found - expected).norm() <= 0.02 * moved
-        losses = [
-            [e["loss"] for e in run.state.log_history if "loss" in e] for run in (fused, kept)
-        ]
-        assert losses[0] == pytest.approx(losses[1], rel=1e-3)
-
-    def test_without_weights_it_is_trls_own_training(self, tmp_path: Path) -> None:
-        fused, own = trainer(tmp_path), trainer(tmp_path)
-        PrimumCallback(radius=0, per="token").add_to(fused, fused_loss=True)
-        fused.train()
-        own.train()
-        for one, other in zip(parameters(fused), parameters(own), strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
-
-    def test_evaluation_is_the_trainers_own(self, tmp_path: Path) -> None:
-        run = trainer(tmp_path)
-        PrimumCallback(per="token").add_to(run, fused_loss=True)
-        run.train()
-        other = trainer(tmp_path)
-        other.model.load_state_dict(run.model.state_dict())
-        found, expected = (each.evaluate(each.train_dataset) for each in (run, other))
-        assert found["eval_loss"] == pytest.approx(expected["eval_loss"], rel=1e-5)
-
-    @pytest.mark.filterwarnings("ignore:`compute_loss_func` is deprecated:FutureWarning")
-    def test_other_losses_are_refused(self, tmp_path: Path) -> None:
-        run = trainer(tmp_path, settings={"loss_type": "dft"})
-        with pytest.raises(ValueError, match=r'cannot replace loss_type="dft"'):
-            PrimumCallback().add_to(run, fused_loss=True)
-        run = trainer(tmp_path, compute_loss_func=lambda *args, **kwargs: None)
-        with pytest.raises(ValueError, match="compute_loss_func="):
-            PrimumCallback().add_to(run, fused_loss=True)
-
-    def test_a_model_that_changes_the_heads_output_is_refused(self, tmp_path: Path) -> None:
-        run = trainer(tmp_path)
-        head = run.model.get_output_embeddings()
-        head.register_forward_hook(lambda module, args, output: 3 + output)  # as a soft-cap would
-        PrimumCallback(per="token").add_to(run, fused_loss=True)
-        with pytest.raises(ValueError, match="this model changes it"):
-            run.train()

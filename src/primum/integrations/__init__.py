@@ -3,7 +3,6 @@
     attachment.py    a Reducer that is created when training starts, with its state
     lightning.py     a Callback for PyTorch Lightning
     transformers.py  a TrainerCallback for the Hugging Face Trainer
-    fused_loss.py    causal language model loss without all logits in memory, in a Trainer
     keep_head.py     detects trainer losses that bypass the head; advice on settings
     logging.py       log metrics to TensorBoard, W&B, MLflow or any `log(dict)`
 

@@ -9,11 +9,6 @@ from torch import nn
 
 from primum.setup.bypass import fusing_package, package_of
 
-FUSED_LOSS = (
-    "To apply weights without holding all logits in memory, use PrimumCallback().add_to(trainer, "
-    "fused_loss=True)"
-)
-
 
 def way_out(package: str, args: Any, trainer: Any = None) -> str:
     """Advice for a warning: what to set so that weights are applied; "" if the head is called.
@@ -26,7 +21,7 @@ def way_out(package: str, args: Any, trainer: Any = None) -> str:
     if package == "liger_kernel":
         return (
             "The cause is use_liger_kernel=True. To make the loss call the head, set "
-            f'liger_kernel_config={{"fused_linear_cross_entropy": False}}. {FUSED_LOSS}'
+            'liger_kernel_config={"fused_linear_cross_entropy": False}'
         )
     own_loss = trainer is not None and (
         getattr(trainer, "compute_loss_func", None) is not None
@@ -37,12 +32,12 @@ def way_out(package: str, args: Any, trainer: Any = None) -> str:
     if getattr(args, "loss_type", None) == "chunked_nll":
         return (
             'The cause is loss_type="chunked_nll". To make the loss call the head, set '
-            f'loss_type="nll". {FUSED_LOSS}'
+            'loss_type="nll"'
         )
     if type(args).__name__ == "SFTConfig":
         return (
-            f"SFTTrainer always does this. {FUSED_LOSS}; to make the loss call the head, override "
-            "compute_loss with that of transformers.Trainer or pass compute_loss_func="
+            "SFTTrainer always does this. To make the loss call the head, override compute_loss "
+            "with that of transformers.Trainer or pass compute_loss_func="
         )
     return "This trainer has no setting that makes it call the head"
 

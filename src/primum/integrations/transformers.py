@@ -16,7 +16,6 @@ from transformers.utils import logging
 from primum import Reducer, StepReport
 from primum.setup.bypass import fusing_package, looked_after
 from primum.integrations.attachment import Attachment
-from primum.integrations.fused_loss import FusedLoss
 from primum.integrations.keep_head import way_out, when_fused
 
 logger = logging.get_logger("transformers.primum")  # follows the Trainer's log_level
@@ -42,7 +41,6 @@ class PrimumCallback(TrainerCallback, ExportableState):
         self._attachment = Attachment(settings)
         self._settings = settings
         self._trainer: weakref.ref[Trainer] | None = None
-        self._fused_loss: FusedLoss | None = None
         self.lost: list[str] = []  # set by the Trainer if it restores the callback itself
 
     @property
@@ -55,17 +53,8 @@ class PrimumCallback(TrainerCallback, ExportableState):
         """Report of the last step; kept after training."""
         return self._attachment.last
 
-    def add_to(self, trainer: Trainer, *, fused_loss: bool = False) -> PrimumCallback:
-        """Add this as the Trainer's first callback, so that its loggers get the metrics too.
-
-        Args:
-            trainer: A Trainer from Transformers or TRL.
-            fused_loss: Compute the training loss of a causal language model with
-                `reducer.linear_cross_entropy`, without the logits of all tokens in memory. Needed
-                if the Trainer's own loss is fused with the head (TRL, Liger).
-        """
-        if fused_loss:
-            self._fused_loss = FusedLoss(trainer, lambda: self.reducer)
+    def add_to(self, trainer: Trainer) -> PrimumCallback:
+        """Add this as the first callback of a Trainer, so that its loggers get the metrics too."""
         trainer.callback_handler.callbacks.insert(0, self)
         self._trainer = weakref.ref(trainer)
         return self
@@ -88,8 +77,7 @@ class PrimumCallback(TrainerCallback, ExportableState):
             self._attachment.begin(kwargs["model"], optimizer, getattr(optimizer, "scaler", None))
         if state.is_world_process_zero:
             logger.info(self._attachment.headline)
-        if self._fused_loss is None:
-            self._warn_if_fused(kwargs["model"], args)
+        self._warn_if_fused(kwargs["model"], args)
 
     def _warn_if_fused(self, model: nn.Module, args: TrainingArguments) -> None:
         """Warn before the first step if the loss does not call the head, and say what to set."""
