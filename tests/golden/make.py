@@ -27,11 +27,18 @@ import primum
 
 HERE = Path(__file__).resolve().parent
 GOLDEN = HERE / "golden.json"
-CLOSE = 1e-6  # of weights, which are at most 2; what nine digits and other BLAS kernels leave
 KEPT = 20  # numbers kept of a long vector, evenly spaced, besides its projections
 DIGITS = 9
 
-Loss = Callable[[nn.Module, "Case", int], Tensor]
+# Tolerances of weights, which are at most 2. A relative change of all parameters by 1e-13 changed
+# no weight of a float64 run by more than 5e-11, and one by 2e-7 none of a float32 run by more than
+# 8e-6. The solver stops at a certified gap of 0.5%, before it is done: two correct solvers agree
+# only if they visit the same points. In these runs they do: no point is all zeros, where the CPU
+# solver used to give up, and none is better than the best before by less than 1e-9 of the harm. In
+# bfloat16 other kernels round differently.
+CLOSE = 1e-6
+SINGLE: dict[str, Any] = {"weights": 2e-4, "close": 2e-5}
+HALF: dict[str, Any] = {"weights": 5e-3, "close": 2e-3}
 
 
 @dataclass(frozen=True)
@@ -49,7 +56,7 @@ class Case:
             objective and bound, relative to the harm; of gradients, relative to their length.
         steps: Number of optimizer steps.
         dtype: Of the model.
-        loss: "mean", "samples" (one term per sequence), "explicit".
+        loss: "mean", or "explicit" for `reducer(losses)`.
         micro_batches: Backward passes per step.
         clip: Norm that all gradients are clipped to.
         scaler: Initial scale of a GradScaler.
@@ -160,11 +167,11 @@ def cases() -> dict[str, Case]:
         found |= {
             f"no-bias-{kind}": Case(model="no-bias", **own),
             f"bias-group-{kind}": Case(bias_lr=0.03, **own),
-            f"sequences-{kind}": Case(rows=(12, 5), attach={"per": "sample"}, **own),
+            f"sequences-{kind}": Case(rows=(16, 3), attach={"per": "sample"}, **own),
             f"tokens-{kind}": Case(rows=(6, 5), attach={"per": "token"}, **own),
             f"auto-tokens-{kind}": Case(rows=(6, 5), **own),
-            f"auto-samples-{kind}": Case(model="pooled", rows=(12, 5), **own),
-            f"maps-{kind}": Case(rows=(8, 3, 4), attach={"per": "sample"}, **own),
+            f"auto-samples-{kind}": Case(model="pooled", rows=(24, 2), **own),
+            f"maps-{kind}": Case(rows=(16, 2, 2), attach={"per": "sample"}, **own),
             f"accumulation-{kind}": Case(micro_batches=2, **own),
             f"clipped-{kind}": Case(clip=0.05, **own),
             f"clipped-no-bias-{kind}": Case(clip=0.05, model="no-bias", **own),
@@ -174,8 +181,8 @@ def cases() -> dict[str, Case]:
             f"compiled-{kind}": Case(compile=True, **own),
             f"explicit-{kind}": Case(loss="explicit", **own),
             f"explicit-tokens-{kind}": Case(loss="explicit", rows=(6, 5), **own),
-            f"tied-{kind}": Case(model="tied", rows=(6, 5), attach={"per": "sample"}, **own),
-            f"tied-tokens-{kind}": Case(model="tied", rows=(6, 5), **own),
+            f"tied-{kind}": Case(model="tied", rows=(24, 3), attach={"per": "sample"}, **own),
+            f"tied-tokens-{kind}": Case(model="tied", rows=(6, 5), seed=3, **own),
             f"radius-0-{kind}": Case(attach={"radius": 0.0}, **own),
             f"observe-{kind}": Case(observe=True, **own),
             f"paper-{kind}": Case(attach={"recipe": "paper"}, **own),
@@ -195,9 +202,9 @@ def cases() -> dict[str, Case]:
         "head-and-radius": Case(attach={"head": "2", "radius": 0.1}),
         "radius-1": Case(attach={"radius": 1.0}),
         "more-rows-than-parameters": Case(rows=(64,), **adamw),
-        "classes-SGD": Case(model="classes", steps=3),
+        "classes-SGD": Case(model="classes", options={"lr": 3.0, "momentum": 0.9}),
         "classes-AdamW": Case(model="classes", steps=3, **adamw),
-        "sketched": Case(model="words", rows=(8, 64), steps=2, dtype="float32", **SINGLE, **adamw),
+        "sketched": Case(model="words", rows=(8, 64), steps=3, dtype="float32", **SINGLE, **adamw),
         "ddp-tokens": Case(rows=((4, 5), (3, 5)), ranks="ddp"),
         "ddp-by-hand": Case(rows=((12,), (7,)), attach={"scope": "global"}, ranks="hand"),
         "fsdp2-global": Case(rows=((12,), (7,)), attach={"scope": "global"}, ranks="fsdp2"),
@@ -205,10 +212,6 @@ def cases() -> dict[str, Case]:
         "fsdp2-clipped": Case(rows=((12,), (7,)), clip=0.05, ranks="fsdp2"),
     }
     return found
-
-
-SINGLE: dict[str, Any] = {"weights": 1e-3, "close": 1e-4}
-HALF: dict[str, Any] = {"weights": 2e-2, "close": 5e-3}
 
 
 def run(case: Case, rank: int = 0, ranks: int = 1) -> list[dict[str, Any]]:
@@ -276,16 +279,19 @@ def _loss(model: nn.Module, reducer: primum.Reducer, case: Case, number: int, ra
     rng = torch.Generator().manual_seed(1000 * case.seed + number + 1)
     rows: Any = case.rows[rank] if case.ranks else case.rows
     shape = rows[:1] if case.model == "pooled" else rows
-    labels = torch.randint(outputs, shape, generator=rng)
+    # A few labels and inputs that have much in common: the samples are in each other's way.
+    labels = torch.randint(4, shape, generator=rng) * (outputs // 4)
+    if case.attach.get("per") == "sample":  # of one label, or there is nothing to do
+        labels = labels.flatten(1)[:, :1].view(-1, *[1] * (len(shape) - 1)).expand(shape)
     if inputs:
-        x = torch.randn(*rows, inputs, generator=rng, dtype=torch.float64)
+        x = 1 + torch.randn(*rows, inputs, generator=rng, dtype=torch.float64)
         x = x.to(getattr(torch, case.dtype))
     else:
         x = torch.randint(outputs, rows, generator=rng)
     with torch.autocast("cpu", torch.bfloat16, enabled=case.autocast):
         logits = model(x)
     logits = logits.float() if case.autocast else logits
-    each = F.cross_entropy(logits.flatten(0, -2), labels.flatten(), reduction="none")
+    each = F.cross_entropy(logits.flatten(0, -2), labels.reshape(-1), reduction="none")
     if case.loss == "explicit":
         loss: Tensor = reducer(each.view(labels.shape) / case.micro_batches)
         return loss

@@ -8,12 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
-
 from make import GOLDEN, Case, cases, run, started
 
 CASES = cases()
 RECORDED: dict[str, Any] = json.loads(GOLDEN.read_text())
-ROUNDED = 2e-8  # numbers are kept with nine digits
 
 Results = Callable[[], dict[str, Any]]
 
@@ -53,7 +51,8 @@ def compare(found: list[Any], expected: list[Any], case: Case) -> None:
             close = case.close * scale
             assert_near(report["drift"], kept["drift"], close, f"{where}: drift")
             assert_near(report["after"], kept["after"], close * count, f"{where}: drift after")
-            assert_near(report["harm"], kept["harm"], case.close * harm, f"{where}: harm, bounds")
+            close = case.close * max(harm, 1e-4 * scale)  # harm may be a small difference
+            assert_near(report["harm"], kept["harm"], close, f"{where}: harm, bounds")
         for layer, (grad, digest) in enumerate(
             zip(own["gradients"], other["gradients"], strict=True)
         ):
