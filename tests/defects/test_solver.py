@@ -161,6 +161,7 @@ def test_the_unit_of_the_objective_changes_no_weight(path: str, power: int) -> N
     assert max(apart) < 1e-5, apart
 
 
+GRAIN = 2.0**-149  # The smallest float32: a figure that is returned has no finer steps.
 SMALL = "numbers near the end of float32 lose their digits in products"
 problems = {
     "seed": st.integers(0, 30_000),
@@ -169,7 +170,6 @@ problems = {
 few = settings(max_examples=150, deadline=None, derandomize=True)
 
 
-@pytest.mark.xfail(strict=True, reason=SMALL)
 @few
 @given(**problems)
 @example(seed=493, power=-41)
@@ -179,7 +179,7 @@ def test_the_certificate_is_never_above_the_true_objective(seed: int, power: int
     figures = ugly(seed, 10.0**power)
     exact = literal(figures)
     weights, _, bound = solved(figures)
-    assert float(bound) <= exact.objective(weights) + 1e-7 * exact.harm
+    assert float(bound) <= exact.objective(weights) + 1e-7 * exact.harm + GRAIN
 
 
 @pytest.mark.xfail(strict=True, reason=SMALL)
@@ -199,8 +199,8 @@ def test_the_weights_are_feasible(seed: int, power: int) -> None:
 @pytest.mark.xfail(strict=True, reason=SMALL)
 @few
 @given(**problems)
-@example(seed=478, power=-41)
-@example(seed=498, power=-41)
+@example(seed=1896, power=-41)
+@example(seed=3133, power=-41)
 def test_the_reported_objective_is_the_true_one(seed: int, power: int) -> None:
     """To 0.1% of the harm, and what rounding the sums of float32 may cost."""
     figures = ugly(seed, 10.0**power)
@@ -208,4 +208,4 @@ def test_the_reported_objective_is_the_true_one(seed: int, power: int) -> None:
     weights, objective, _ = solved(figures)
     error = abs(float(objective) - exact.objective(weights))
     rounding = exact.rounding(weights, torch.finfo(torch.float32).eps, 4)
-    assert error <= 1e-3 * exact.harm + rounding
+    assert error <= 1e-3 * exact.harm + rounding + GRAIN
