@@ -18,12 +18,12 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 import primum
-from primum.gram import Gram, MatrixFree
+from primum.kernel.gram import Gram, MatrixFree
 from primum.paper import Paper
-from primum.problem import Solution
-from primum.recipe import Primum, Recipe
-from primum.rules import Scalar
-from primum.update import Update, predict_head
+from primum.kernel.problem import Solution
+from primum.kernel.recipe import Primum, Recipe
+from primum.kernel.optimizers.rules import Scalar
+from primum.kernel.optimizers.predict import Update
 
 BASE_BATCH = 128  # the paper's; learning rates scale with the square root of the batch size
 LABELS = {"cifar10": "label", "cifar100": "fine_label"}

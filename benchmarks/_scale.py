@@ -12,9 +12,9 @@ from unittest import mock
 import torch
 
 from primum import gram, ways
-from primum.pipeline import LARGE
-from primum.recipe import Primum
-from primum.ways import Sizes, choose_way
+from primum.kernel.builder import LARGE
+from primum.kernel.recipe import Primum
+from primum.distributed.over_ranks import Sizes, choose_way
 
 WAYS = ("local", "gather", "rows", "sum")
 POINTS = Primum.max_iters + 2  # dual points that the solver compares, zero among them

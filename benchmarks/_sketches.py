@@ -8,11 +8,11 @@ import torch
 from _capture import Moment
 from torch import Tensor
 
-from primum.gram import Gram
-from primum.problem import Problem
-from primum.sketch import Tokens, sketch, slices
-from primum.solve import solve
-from primum.update import Update
+from primum.kernel.gram import Gram
+from primum.kernel.problem import Problem
+from primum.tokens.sketch import Tokens, sketch, slices
+from primum.kernel.solver import solve
+from primum.kernel.optimizers.predict import Update
 
 RADIUS, MAX_ITERS, TOLERANCE = 0.1, 12, 0.005
 

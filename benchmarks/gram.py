@@ -39,7 +39,7 @@ from overhead import peak_memory
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from primum.gram import Dense, MatrixFree, choose
+from primum.kernel.gram import Dense, MatrixFree, choose_form
 from primum.paper.low_rank import gram_matrices, weighted_gram
 
 RANK = 5
@@ -161,7 +161,7 @@ def head_of(case: Case, given: Inputs) -> MatrixFree:
 
 def built_and_used(head: MatrixFree) -> Tensor:
     """Everything that our default route computes with the Gram matrix in one step."""
-    operator = choose(head, PRODUCTS)
+    operator = choose_form(head, PRODUCTS)
     vector = torch.ones(len(head.features))
     for _ in range(PRODUCTS):
         product = operator.times(vector)
@@ -211,7 +211,7 @@ def measure(case: Case, cap: float, seconds: float, repeats: int) -> dict[str, A
     often = [name for name in arms if times[name][0] <= seconds / len(arms)]
     turns = take_turns([arms[name] for name in often], seconds, repeats, least=3, clock=clock)
     times |= dict(zip(often, turns, strict=True))
-    route = choose(head_of(case, draw(case)), PRODUCTS)
+    route = choose_form(head_of(case, draw(case)), PRODUCTS)
     return asdict(case) | {
         "route": "dense" if isinstance(route, Dense) else "matrix-free",
         "ms": {name: 1e3 * median(taken) for name, taken in times.items()},

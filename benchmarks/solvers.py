@@ -40,15 +40,15 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from tqdm import tqdm
 
-from primum.gram import Dense, MatrixFree, choose
+from primum.kernel.gram import Dense, MatrixFree, choose_form
 from primum.paper import Paper, PaperSettings
 from primum.paper.chambolle_pock import PaperProblem, chambolle_pock
 from primum.paper.exact import exact_weights
 from primum.paper.spectrum import EXACT_UP_TO, lanczos_iterations
-from primum.problem import Problem
-from primum.recipe import Primum
-from primum.solve import solve
-from primum.update import Update
+from primum.kernel.problem import Problem
+from primum.kernel.recipe import Primum
+from primum.kernel.solver import solve
+from primum.kernel.optimizers.predict import Update
 
 BATCHES = (32, 128, 256, 512, 1024)
 OPTIMIZERS = ("sgd", "adamw")
@@ -101,7 +101,7 @@ def paper_bare(moment: Moment, iterations: int, tol: float) -> Answer:
 
 def ours(moment: Moment, iterations: int) -> Answer:
     recipe, update = Primum(radius=RADIUS, max_iters=iterations, tolerance=0.0), moment.update
-    gram = choose(moment.gram, recipe.products)
+    gram = choose_form(moment.gram, recipe.products)
     found = recipe(gram, moment.drift, update.size(recipe.metric), update.lr)
     return Answer(found.extra_weights, iterations, None)
 
@@ -152,7 +152,7 @@ def own_optimum(problem: Problem) -> float:
 
     assert isinstance(problem.gram, Dense)
     gram, drift = problem.gram.matrix.numpy(), problem.drift.numpy()
-    unit, reach = drift.clip(0).sum(), float(problem.reach)
+    unit, reach = drift.clip(0).sum(), float(problem.trust_radius)
     values, vectors = np.linalg.eigh(gram)
     root = (vectors * np.sqrt(values.clip(0))).T / reach
     weights, moved = cp.Variable(len(drift)), cp.Variable(len(drift))

@@ -59,9 +59,9 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 import primum
-from primum.pipeline import Captured, weigh
-from primum.recipe import Primum
-from primum.sketch import WIDTH
+from primum.kernel.builder import Captured, weigh
+from primum.kernel.recipe import Primum
+from primum.tokens.sketch import WIDTH
 
 OPTIMIZERS = ("sgd", "adamw")
 

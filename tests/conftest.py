@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
-from primum.gram import MatrixFree, choose
-from primum.problem import Problem
-from primum.solve import solve
-from primum.update import Update, predict_head
+from predicting import predict_head
+from primum.kernel.gram import MatrixFree, choose_form
+from primum.kernel.optimizers.predict import Update
+from primum.kernel.problem import Problem
+from primum.kernel.solver import solve
 
 BATCHES = (32, 128, 512)
 OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
@@ -89,8 +90,8 @@ class Moment:
         return MatrixFree(self.features, self.output_gradients, self.gain)
 
     def problem(self, radius: float = 0.2) -> Problem:
-        size = Update(self.step, self.gain, 1.0).size("gain")
-        return Problem(choose(self.gram, 21), self.drift, radius * size)
+        size = Update(self.step, self.gain, 1.0).norm("gain")
+        return Problem(choose_form(self.gram, 21), self.drift, radius * size)
 
     def double(self) -> Moment:
         wide = {k: v.double() for k, v in vars(self).items() if isinstance(v, Tensor)}

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn, optim
 
 from primum import Problem, Reducer, Solution, StepReport, solve
-from primum.positions import RADIUS
+from primum.kernel.recipe import RADIUS
 
 SGD: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-3}
 ADAMW: dict[str, Any] = {"lr": 0.01, "weight_decay": 0.1}

@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from primum.gram import Gram, MatrixFree
-from primum.problem import Solution
-from primum.recipe import Recipe
-from primum.update import Update
+from primum.kernel.gram import Gram, MatrixFree
+from primum.kernel.optimizers.predict import Update
+from primum.kernel.problem import Solution
+from primum.kernel.recipe import Recipe
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # outputs and targets of one sample to a number
 
@@ -136,7 +136,7 @@ def clarabel(problem: Literal) -> Optimum:
     """
     import cvxpy as cp  # seconds to import, and few tests need it
 
-    size, harm, reach = len(problem.drift), problem.harm, problem.reach
+    size, harm, reach = len(problem.drift), problem.harm, problem.trust_radius
     nothing = torch.zeros(size, dtype=torch.float64)
     if harm == 0 or reach == 0:
         return Optimum(nothing, harm, harm)

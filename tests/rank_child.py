@@ -18,6 +18,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import primum.weighing
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -26,9 +27,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import primum
 import primum.distributed
-import primum.weighing
 from loops import PRECISE
-from primum.ways import Sizes, way_for
+from primum.distributed.over_ranks import Sizes, way_for
 from rank_group import run_rank
 
 DEFAULTS: dict[str, Any] = {

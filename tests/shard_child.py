@@ -22,7 +22,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 import primum
-import primum.recipe
+import primum.kernel.recipe
 from loops import PRECISE
 from rank_child import DEFAULTS as OF_RANKS
 from rank_child import batches, force, losses_of, model_of, optimizer_of, trouble

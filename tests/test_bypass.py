@@ -14,7 +14,7 @@ from torch import Tensor, nn, optim
 
 import primum
 from loops import report_of
-from primum.bypass import bypassed, fusing_package, looked_after
+from primum.setup.bypass import bypassed, fusing_package, looked_after
 
 CODE = "def forward(self, *args, **kwargs): pass"
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn, optim
 
 import primum
 from loops import ADAMW, SGD, assert_close, batch, gradients, make, report_of, train
-from primum.capture import Listener, Pass, reweight, rows_of, samples
-from primum.hook import hooked
+from primum.hooks.head_hook import Listener, Pass, reweight, rows_of, samples
+from primum.hooks.unsaved import hooked
 
 
 @pytest.fixture

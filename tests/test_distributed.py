@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
+from primum.distributed.over_ranks import Sizes, choose_way
+from primum.kernel.recipe import Primum
 from primum.paper import Paper
-from primum.recipe import Primum
-from primum.ways import Sizes, choose_way
 from rank_child import train
 
 CHILD = Path(__file__).parent / "rank_child.py"

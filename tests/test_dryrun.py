@@ -18,7 +18,7 @@ from torch.optim.optimizer import (
 
 import primum
 from loops import batch, report_of
-from primum.update import predict
+from primum.kernel.optimizers.predict import predict
 
 
 class Signs(optim.Optimizer):

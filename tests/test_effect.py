@@ -14,7 +14,7 @@ from torch import Tensor, nn, optim
 
 import primum
 from loops import batch, make
-from primum.effect import STEPS, Effect
+from primum.guards.effect import STEPS, Effect
 
 
 def said(run: Callable[[], object]) -> list[str]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn, optim
 
-from primum.find import candidates, find_head
+from primum.setup.find import candidates, find_head
 
 Linear = nn.Linear
 

@@ -19,10 +19,10 @@ from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import primum
-import primum.pipeline
+import primum.kernel.builder
 from primum import Problem, Solution, sketch, solve
-from primum.gram import MatrixFree
-from primum.update import Update
+from primum.kernel.gram import MatrixFree
+from primum.kernel.optimizers.predict import Update
 
 ROUTES = {"dense": MatrixFree.dense, "matrix-free": lambda gram: gram}
 OPTIMIZERS: dict[str, Callable[..., optim.Optimizer]] = {
@@ -179,7 +179,7 @@ def phantom_step(
             report = reducer.last
             assert report is not None, "the hook did not run"
             assert report.why == "", report.why
-            assert report.weighed
+            assert report.weighted
             rows = shape[:1] if per == "sample" else (shape[0] * shape[1],)
             assert report.extra_weights.shape == rows
             assert report.approximate is (per == "token")

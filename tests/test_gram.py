@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from oracles import captured_head, gradients_of, gram_of, per_sample_gradients
 from primum import gram
-from primum.gram import Dense, MatrixFree, choose, operations, output_blocks
+from primum.kernel.gram import Dense, MatrixFree, choose_form, operations, output_blocks
 
 # Sums of at most a few hundred products of numbers of order 1, relative to the largest entry.
 TOLERANCE = {torch.float64: 1e-13, torch.float32: 1e-5}
@@ -252,7 +252,7 @@ def test_choose_follows_the_cost_model(monkeypatch):
     sequence = make((5, 3, 6, 4), False, "number", torch.float64)[0]
     uniform = MatrixFree(flat.features, flat.output_gradients, 1.0)
     for head, answer in product((flat, uniform, sequence), (True, False)):
-        assert isinstance(choose(head, 22), Dense if answer else MatrixFree)
+        assert isinstance(choose_form(head, 22), Dense if answer else MatrixFree)
     assert calls[::2] == [
         ((8, 1, 6, 4), 22, False),
         ((8, 1, 6, 4), 22, True),

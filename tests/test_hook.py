@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from primum.hook import Hook, hooked
+from primum.hooks.unsaved import Hook, hooked
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from torch.optim.optimizer import _global_optimizer_post_hooks
 
 import primum
 from loops import SGD, batch, make, report_of, train
-from primum.monitor import Monitor
-from primum.steps import Steps
+from primum.guards.steps import Steps
+from primum.guards.watchers import Monitor
 
 BYPASSED = pytest.warns(RuntimeWarning, match=r"bypassed.*torch\.compiler\.reset.*call the head")
 
@@ -336,7 +336,7 @@ class TestTime:
             p.grad = torch.zeros_like(p)
         for _ in range(110):
             monitor.passes += 1
-            monitor.weighed(torch.tensor(1.0), torch.ones(2))
+            monitor.weighted(torch.tensor(1.0), torch.ones(2))
             monitor.spend(share)  # of a second between steps
             optimizer.step()
 

@@ -12,10 +12,10 @@ from torch import Tensor, nn, optim
 import primum
 from loops import batch, report_of, stir
 from primum import Problem, Solution, solve
-from primum.gram import Dense, MatrixFree
+from primum.kernel.gram import Dense, MatrixFree
+from primum.kernel.recipe import Primum
 from primum.paper import Paper, PaperSettings
 from primum.paper.literal import gram_matrices
-from primum.recipe import Primum
 
 PRECISE = Primum(max_iters=40, tolerance=0.0)
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn, optim
 from torch.utils.checkpoint import checkpoint
 
 import primum
-from primum.hook import hooked
+from primum.hooks.unsaved import hooked
 
 PART = "the output of 'head' is only part of the model's output"
 ELSEWHERE = "the output of 'head' does not reach the model's output"

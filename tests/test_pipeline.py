@@ -19,11 +19,10 @@ import primum
 from loops import ADAMW, BOTH, PRECISE, SGD, assert_close, gradients, make, report_of, stir
 from oracles import gradients_of, gram_of
 from primum import Problem, solve
-from primum.gram import Dense, MatrixFree
+from primum.kernel.builder import Captured, _arguments_in_blocks, weigh
+from primum.kernel.gram import Dense, MatrixFree
+from primum.kernel.recipe import Primum
 from primum.paper import Paper
-from primum.pipeline import Captured, _arguments_in_blocks, weigh
-from primum.recipe import Primum
-from primum.update import predict_head
 
 OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "SGD": (optim.SGD, SGD),

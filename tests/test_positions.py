@@ -14,9 +14,9 @@ from torch import Tensor, nn, optim
 
 import primum
 from loops import SGD, assert_close, batch, gradients, make, report_of, train
+from primum.kernel.recipe import Primum
 from primum.paper import Paper, PaperSettings
-from primum.positions import BLOCK, Per, seen_in
-from primum.recipe import Primum
+from primum.tokens.layout import BLOCK, Per, seen_in
 from test_gpu_ready import SYNCS, Count
 
 ROWS, LENGTH, WIDTH, CLASSES = 6, 9, 5, 7

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from oracles import Literal, clarabel
 from primum import Problem, Solution, solve
-from primum.gram import MatrixFree
-from primum.problem import recover
-from primum.update import Update
+from primum.kernel.gram import MatrixFree
+from primum.kernel.optimizers.predict import Update
+from primum.kernel.problem import recover
 
 SCALES = st.sampled_from([1e-6, 1e-3, 1.0, 1e3, 1e6])
 KINDS = (
@@ -213,7 +213,7 @@ def test_the_largest_weight_is_reached_and_not_passed():
 def test_opposite_gradients_cancel_and_stay_feasible():
     """gram @ gamma is exactly 0 and the reach is not used: nothing may divide by that."""
     gram = torch.tensor([[1.0, -1.0], [-1.0, 1.0]])
-    problem = Problem.dense(gram, torch.tensor([0.5, 0.5]), reach=0.1)
+    problem = Problem.dense(gram, torch.tensor([0.5, 0.5]), trust_radius=0.1)
     gamma = torch.ones(1, 2)
     solution = recover(gamma, gamma @ gram, problem, 1)
     assert solution.extra_weights.isfinite().all()
@@ -256,7 +256,7 @@ def test_the_best_point_is_taken_and_the_best_bound():
 
 def test_matrix_free_is_the_same_problem():
     batch = Batch(batch=8, elementwise=True, dtype=torch.float64)
-    head, drift, reach = batch.head, batch.problem.drift, float(batch.problem.reach)
+    head, drift, reach = batch.head, batch.problem.drift, float(batch.problem.trust_radius)
     free = Problem.matrix_free(head.features, head.output_gradients, head.gain, drift, reach)
     assert isinstance(free.gram, MatrixFree)
     assert free.reach.dtype == torch.float64

@@ -13,7 +13,7 @@ from torch import nn
 
 import primum
 from loops import make
-from primum.ranks import Meeting, Ranks, Scope, meet
+from primum.distributed.collectives import Meeting, Ranks, Scope, meet
 
 
 @pytest.fixture

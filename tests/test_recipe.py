@@ -12,9 +12,9 @@ from conftest import Moment
 from loops import batch, make, report_of, train
 from oracles import ask
 from primum import Problem, Solution
-from primum.gram import MatrixFree
-from primum.recipe import Primum, Recipe
-from primum.update import Update
+from primum.kernel.gram import MatrixFree
+from primum.kernel.optimizers.predict import Update
+from primum.kernel.recipe import Primum, Recipe
 
 NAN, INF = float("nan"), float("inf")
 
@@ -138,7 +138,7 @@ def test_the_reach_is_the_radius_times_the_size_of_the_step(
         ask(Primum(radius=0.3, max_extra_weight=1.5), gram, Update(step, gain, 0.1), drift)
         problem = problems.pop()
         expected = 0.3 * (step**2 / gain).sum().sqrt()
-        torch.testing.assert_close(problem.reach, expected, rtol=1e-12, atol=0)
+        torch.testing.assert_close(problem.trust_radius, expected, rtol=1e-12, atol=0)
         assert problem.drift is drift
         assert problem.gram is gram
         assert problem.max_extra_weight == 1.5

@@ -13,7 +13,7 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import primum
 from loops import ADAMW, BOTH, SGD, batch, make, make_like, report_of
-from primum.recipe import Primum
+from primum.kernel.recipe import Primum
 
 MOST = 4  # iterations: quick to trace
 

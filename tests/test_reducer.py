@@ -579,7 +579,7 @@ class TestCost:
                 optimizer.step()
             report = report_of(reducer)
             assert report.why == ""
-            assert report.weighed
+            assert report.weighted
             assert report.extra_weights.shape == shape[:1]
             for name in (
                 "extra_weights",

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from primum.weighing import Weighing
 from torch import Tensor, nn, optim
 
 import primum
@@ -24,7 +25,6 @@ from loops import (
     train,
 )
 from primum import StepReport
-from primum.weighing import Weighing
 
 
 class TestOtherBackwards:

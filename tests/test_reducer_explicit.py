@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 import primum
 from loops import BOTH, SGD, Widen, assert_close, batch, gradients, make, make_like, report_of
-from primum.explicit import weighted_mean
+from primum.hooks.explicit import weighted_mean
 
 
 class TestExplicitForm:

@@ -13,9 +13,9 @@ from torch import Tensor, nn, optim
 import primum
 from loops import SGD, batch, gradients, make, make_like, report_of
 from primum import compat
-from primum.capture import Pass
-from primum.monitor import Monitor
-from primum.rescale import Rescale
+from primum.guards.gradient_scale import Rescale
+from primum.guards.watchers import Monitor
+from primum.hooks.head_hook import Pass
 
 BROKEN = "fell back to plain gradients: ZeroDivisionError: broken"
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from primum.weighing import RECENT
 from torch import Tensor, nn, optim
 
 import primum
 from loops import SGD, batch, gradients, make, report_of, train
 from primum import Reducer
-from primum.weighing import RECENT
 
 
 class TestState:

@@ -12,7 +12,7 @@ from torch import Tensor, nn, optim
 import primum
 from loops import batch, report_of
 from primum import Solution
-from primum.problem import plain
+from primum.kernel.problem import plain
 
 HALVES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import primum
 from loops import batch, make, report_of
-from primum.steps import IDLE_STEPS
+from primum.guards.steps import IDLE_STEPS
 
 
 def squared_gradient(model: nn.Module, inputs: Tensor, labels: Tensor) -> list[Tensor]:

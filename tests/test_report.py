@@ -9,7 +9,7 @@ from torch import Tensor
 import primum
 from loops import make, report_of, train
 from primum import Solution, StepReport
-from primum.problem import Evidence
+from primum.kernel.problem import Evidence
 
 NAN = float("nan")
 FIGURES = {
@@ -59,7 +59,7 @@ def test_tensors_until_asked(report: StepReport) -> None:
 
 def test_frozen(report: StepReport) -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
-        report.weighed = False
+        report.weighted = False
     assert report == report  # by identity: tensors do not compare
     assert len({report, dataclasses.replace(report)}) == 2
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import primum
-from primum.effect import STEPS
+from primum.guards.effect import STEPS
 
 
 class Language(nn.Module):

@@ -23,14 +23,13 @@ from oracles import gradients_of
 from primum import pipeline
 from primum import sketch as sketches
 from primum.distributed import weigh_together
-from primum.gram import Dense, Gram, MatrixFree
+from primum.distributed.collectives import Meeting
+from primum.kernel.builder import Captured, _tokens, approximates, weigh
+from primum.kernel.gram import Dense, Gram, MatrixFree
+from primum.kernel.problem import Solution
+from primum.kernel.recipe import Primum
 from primum.paper import Paper
-from primum.pipeline import Captured, _tokens, approximates, weigh
-from primum.problem import Solution
-from primum.ranks import Meeting
-from primum.recipe import Primum
-from primum.sketch import Tokens, fold, random_signs, sketch, slices, worthwhile
-from primum.update import predict_head
+from primum.tokens.sketch import Tokens, fold, random_signs, sketch, slices, worthwhile
 
 OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "SGD": (optim.SGD, SGD),

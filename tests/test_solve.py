@@ -15,8 +15,8 @@ import primum
 from conftest import BATCHES, OPTIMIZERS, Moment
 from oracles import Literal, clarabel
 from primum import Problem, Solution, solve
-from primum.gram import Gram, MatrixFree
-from primum.update import Update
+from primum.kernel.gram import Gram, MatrixFree
+from primum.kernel.optimizers.predict import Update
 
 ROUTES = {"dense": MatrixFree.dense, "matrix-free": lambda gram: gram}
 by_route = pytest.mark.parametrize("route", ROUTES)
@@ -344,10 +344,14 @@ def test_max_iters_is_checked(max_iters):
 def test_nothing_is_modified(captured):
     for route in ROUTES:
         problem = problem_of(captured[3], route)
-        kept = problem.drift.clone(), problem.reach.clone(), problem.gram.times(problem.drift)
+        kept = (
+            problem.drift.clone(),
+            problem.trust_radius.clone(),
+            problem.gram.times(problem.drift),
+        )
         solve(problem)
         assert torch.equal(problem.drift, kept[0])
-        assert torch.equal(problem.reach, kept[1])
+        assert torch.equal(problem.trust_radius, kept[1])
         assert torch.equal(problem.gram.times(problem.drift), kept[2])
 
 

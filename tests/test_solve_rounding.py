@@ -13,8 +13,8 @@ from torch import Tensor
 
 from oracles import Literal
 from primum import Problem, solve
-from primum.gram import MatrixFree
-from primum.problem import rounding_of
+from primum.kernel.gram import MatrixFree
+from primum.kernel.problem import rounding_of
 
 solver = importlib.import_module("primum.solve")
 SEEDS = range(500, 900)

@@ -14,7 +14,7 @@ from torch import Tensor, nn, optim
 
 import primum
 from loops import ADAMW, BOTH, SGD, report_of
-from primum.rescale import shared_weight
+from primum.guards.gradient_scale import shared_weight
 
 
 class Tied(nn.Module):

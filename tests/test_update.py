@@ -21,7 +21,7 @@ from torch.optim.optimizer import (
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from primum import dryrun, rules, update
-from primum.update import Update, check_supported, group_of, predict
+from primum.kernel.optimizers.predict import Update, check_supported, group_of, predict
 
 # Large, and a power of two: `(new - old) / lr` then loses nothing by dividing, and rounding `new`
 # to the grid of the parameter costs eps * |new| / (lr * |step|), about eps, as parameters are of

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn, optim
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from predicting import predict_head
 from primum import update
-from primum.update import Update, predict, predict_head
+from primum.kernel.optimizers.predict import Update, predict
 
 # As in test_update.py: a power of two, and large, so that `(new - old) / lr` loses nothing.
 LR = 64.0

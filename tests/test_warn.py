@@ -10,7 +10,7 @@ from torch._subclasses import FakeTensorMode
 
 import primum
 from loops import batch, make
-from primum.warn import Count, warn
+from primum.kernel.warn import Count, warn
 
 
 def test_a_warning_points_at_the_line_that_called_us() -> None:

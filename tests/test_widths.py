@@ -1,9 +1,8 @@
 """What modules take and give, read off their layers."""
 
 import pytest
-from torch import nn
-
 from primum.widths import children_of, entry, keeps_width, may_end, plain, takes, width
+from torch import nn
 
 MLP = nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 3))
 CNN = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections.abc import Iterable
 from importlib import import_module
 from typing import Any
@@ -34,6 +35,7 @@ from primum.setup.validate import (
     grad_scaler,
     optimizers_in,
     optimizers_of,
+    why_lost,
 )
 from primum.tokens.layout import Granularity
 from primum.tokens.sketch import Sketched
@@ -141,17 +143,17 @@ def _attach(
         raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
     check_model(model)
     optimizers = list(optimizers_in(optimizer))
-    layer = find_head(model) if head is None else given_head(model, head)
+    layer = find_head(model, optimizers) if head is None else given_head(model, head)
     names = {id(each): name for name, each in model.named_modules()}
     name = names.get(id(layer), "") or "head"
     split = is_split(model, layer, name)
     check_head(layer, name, split=split)
-    held = optimizers_of(optimizers, layer, name, split=split)
-    if split:
-        shard = HeadShard(model, layer, held, name)
-        own, scoped = shard, Scope(scope, model, shard.ranks)
-    else:
-        shard, own, scoped = None, Head(layer, held, name), Scope(scope, model)
+    held = optimizers_of(optimizers, layer, name)
+    shard = HeadShard(model, layer, held, name) if split else None
+    own = shard or Head(layer, held, name)
+    scoped = Scope(scope, model, None if shard is None else shard.ranks)
+    known = weakref.ref(model)
+    own.why_lost = lambda: why_lost(known())  # type: ignore[method-assign]
     layout = Granularity(per, name)
     detach(layer)  # attaching again replaces what was there
 

@@ -11,7 +11,7 @@ import transformers
 from torch import Tensor, nn, optim
 
 import primum
-from primum.find import find_head
+from primum.setup.find import find_head
 
 TEXT = {
     "vocab_size": 40,

@@ -18,7 +18,7 @@ from transformers import (
 )
 
 import primum
-from primum.find import candidates, find_head
+from primum.setup.find import candidates, find_head
 
 SIZE = {
     "vocab_size": 40,

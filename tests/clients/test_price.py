@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn, optim
 
 import primum
-from primum.recipe import Primum
+from primum.kernel.recipe import Primum
 
 STEPS = 100  # over which it is measured
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn, optim
 
 from loops import report_of
 from primum import Problem, Reducer, StepReport, solve
-from primum.positions import RADIUS
+from primum.kernel.recipe import RADIUS
 
 LossesOf = Callable[[nn.Module], Tensor]  # each sample's share of the loss; their sum is the loss
 

@@ -6,7 +6,7 @@ import torch
 
 from diagnostics.scenes import by_optimizer, close, scene, undisturbed
 from primum.diagnostics import Probe, compare, first_order, measure, real_steps, reor, weightings
-from primum.recipe import Primum
+from primum.kernel.recipe import Primum
 
 
 @by_optimizer

@@ -18,8 +18,8 @@ from diagnostics.scenes import (
 )
 from primum.diagnostics import Probe
 from primum.diagnostics.head import head_of, see_head
-from primum.pipeline import arguments
-from primum.recipe import Primum
+from primum.kernel.builder import arguments
+from primum.kernel.recipe import Primum
 
 
 def as_attach_sees_it(probe, recipe="primum", head=None):

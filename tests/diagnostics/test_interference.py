@@ -24,8 +24,8 @@ from diagnostics.scenes import (
 from primum.diagnostics import Probe, first_order, measure
 from primum.diagnostics.head import see_head
 from primum.diagnostics.layers import layers_of
-from primum.pipeline import arguments
-from primum.recipe import Primum
+from primum.kernel.builder import arguments
+from primum.kernel.recipe import Primum
 
 # Of the step, found as a difference of parameters: it loses digits to the size of the parameters.
 OF_A_DIFFERENCE = 1e-8

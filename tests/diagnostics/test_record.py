@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import primum
 from primum import Solution, StepReport
 from primum.diagnostics.record import FIGURES, figures_of, gap_of, marks_of
-from primum.problem import Evidence
+from primum.kernel.problem import Evidence
 
 SYNCS = {"_local_scalar_dense", "item", "is_nonzero", "equal", "nonzero", "masked_select"}
 MOST_OPERATIONS = 10  # dispatched per step, where 32 are worked on together

@@ -20,9 +20,8 @@ from diagnostics.scenes import (
     undisturbed,
 )
 from primum.diagnostics import Probe, first_order, measure, reor, weightings
+from primum.kernel.recipe import RADIUS, Primum
 from primum.paper import Paper, PaperSettings
-from primum.positions import RADIUS
-from primum.recipe import Primum
 
 NAMES = ["head", "paper", "network", "permuted", "uniform"]
 
@@ -113,7 +112,7 @@ def test_the_networks_problem_is_solved_for_the_network(kind):
     def objective(weights):
         moved = problem.gram.times(weights)
         length = (weights @ moved).sqrt()
-        shrunk = min(1.0, float(problem.reach / length)) if length > 0 else 1.0
+        shrunk = min(1.0, float(problem.trust_radius / length)) if length > 0 else 1.0
         harm = (problem.drift - shrunk * moved).clamp_min(0).sum()
         return float(harm + (shrunk * length) ** 2 / (2 * problem.max_extra_weight))
 

@@ -21,7 +21,7 @@ from primum.experiments.speedrun import TUNING_SEED
 from primum.experiments.store import Store
 from primum.experiments.studies import STUDIES, main, smoke
 from primum.experiments.study_results import Results
-from primum.positions import RADIUS
+from primum.kernel.recipe import RADIUS
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS, DOCS = ROOT / "results", ROOT / "docs"

@@ -20,11 +20,11 @@ from primum.experiments.weightings import (
     VaryingPaper,
     applied,
 )
-from primum.gram import MatrixFree
+from primum.kernel.gram import MatrixFree
+from primum.kernel.optimizers.predict import Update
+from primum.kernel.problem import Problem, Solution
+from primum.kernel.recipe import Primum, Recipe
 from primum.paper import Paper, PaperSettings
-from primum.problem import Problem, Solution
-from primum.recipe import Primum, Recipe
-from primum.update import Update
 
 BATCH, INPUTS, OUTPUTS = 24, 5, 3
 OWN = Primum(radius=0.3)

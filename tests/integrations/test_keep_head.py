@@ -10,8 +10,8 @@ import pytest
 from torch import nn
 from transformers import Trainer
 
-from primum.bypass import fusing_package
 from primum.integrations.keep_head import way_out
+from primum.setup.bypass import fusing_package
 
 CODE = "def forward(self, *args, **kwargs): pass\ndef compute_loss(self): pass"
 

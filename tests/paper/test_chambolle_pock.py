@@ -6,7 +6,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from paper import transcribed
-from primum.gram import MatrixFree
+from primum.kernel.gram import MatrixFree
 from primum.paper.chambolle_pock import PaperProblem, chambolle_pock, warm_start
 from primum.paper.exact import exact_weights
 from primum.paper.low_rank import gram_matrices

@@ -20,14 +20,14 @@ from oracles import ask
 from paper import transcribed
 from paper.explicit import per_sample_gradients
 from paper.test_chambolle_pock import random_problem
-from primum.gram import Gram, MatrixFree
+from primum.kernel.gram import Gram, MatrixFree
+from primum.kernel.optimizers.predict import Update
+from primum.kernel.optimizers.rules import Scalar
+from primum.kernel.problem import Solution
 from primum.paper import Paper
 from primum.paper.chambolle_pock import PaperProblem, chambolle_pock
 from primum.paper.exact import exact_weights
 from primum.paper.low_rank import gram_matrices
-from primum.problem import Solution
-from primum.rules import Scalar
-from primum.update import Update
 
 
 def of(captured, optimizer: str, batch: int) -> list:

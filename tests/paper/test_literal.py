@@ -15,10 +15,10 @@ from oracles import ask
 from paper.explicit import per_sample_gradients
 from paper.test_chambolle_pock import NoSync
 from paper.transcribed import PaperByHand
-from primum.gram import MatrixFree
+from primum.kernel.gram import MatrixFree
+from primum.kernel.optimizers.predict import Update
 from primum.paper import Paper, PaperSettings, literal
 from primum.paper.low_rank import gram_matrices
-from primum.update import Update
 
 LR = {"SGD": 0.1, "AdamW": 2e-3}
 

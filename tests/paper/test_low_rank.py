@@ -7,7 +7,7 @@ from torch import nn
 
 from paper import transcribed
 from paper.explicit import per_sample_gradients
-from primum.gram import MatrixFree
+from primum.kernel.gram import MatrixFree
 from primum.paper.low_rank import gram_matrices, low_rank, weighted_gram
 
 BATCH, D_IN, D_OUT = 12, 7, 5

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from primum.gram import MatrixFree
+from primum.kernel.gram import MatrixFree
+from primum.kernel.optimizers.predict import Update
 from primum.paper.literal import PaperSettings
-from primum.update import Update
 
 
 def spike_guard(dg, Gdg, ema_dg, max_raise_dg=1.25, mom_dg=0.98):

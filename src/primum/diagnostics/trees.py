@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_map as tree_map
 
 
 def map_tensors(function: Callable[[Tensor], Any], tree: Any) -> Any:

@@ -20,16 +20,18 @@ from primum.kernel.engine import Observer
 from primum.kernel.head import Head
 from primum.kernel.scalars import Scalar, accum_dtype, on_host, scalar
 
-PARALLEL = 0.8  # Squared cosine above which one factor describes the change of the gradient.
+PARALLEL = 0.999  # Squared cosine above which one factor describes the change of the gradient.
+WHOLE = 1 << 16  # Entries of a weight up to which they are compared one by one.
 SAME = 1e-2  # A factor this close to 1, or to another, is rounding: half precision has two digits.
 
 
 class MeasuredScale(Observer):
     """Measures the factors between the gradients of backward and those of the step.
 
-    Of the bias as it is, of the weight times a fixed vector. If what the step uses is far from
-    parallel to what backward left, the factor stays as it was, 1 at first. Nothing waits for the
-    device, and over ranks nothing is sent: at the end of the pass `.grad` is the ranks' mean.
+    Entry by entry; of a large weight, its product with a fixed vector. If what the step uses is
+    not parallel to what backward left (clipping by value, ranks averaged by hand), the factor stays
+    as it was, 1 at first. Nothing waits for the device, and over ranks nothing is sent: under
+    DistributedDataParallel and fully_shard `.grad` is the ranks' mean at the end of the pass.
 
     Args:
         head: Whose gradients are measured.
@@ -77,8 +79,10 @@ class MeasuredScale(Observer):
         found = {}
         for part, grad in dense.items():
             dtype = accum_dtype(grad.dtype)
-            along = grad.to(dtype, copy=True) if grad.dim() < 2 else grad @ self._along(grad)
-            found[part] = along.to(dtype)
+            if grad.numel() <= WHOLE:
+                found[part] = grad.flatten().to(dtype, copy=True)
+            else:
+                found[part] = (grad @ self._along(grad)).to(dtype)
         return found
 
     def _along(self, grad: Tensor) -> Tensor:

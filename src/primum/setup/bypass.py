@@ -13,7 +13,12 @@ from typing import Any
 
 from torch import nn
 
-PACKAGES = ("trl", "liger_kernel")  # Replace the `forward` of a language model by one of their own.
+# Packages that replace the `forward` of a language model by one of their own.
+PACKAGES = {
+    "trl": "override the trainer's compute_loss so that it passes no labels",
+    "liger_kernel": "apply Liger with fused_linear_cross_entropy=False (in Transformers: "
+    'liger_kernel_config={"fused_linear_cross_entropy": False})',
+}
 INSTEAD = "call the head and compute the loss from its output, as loss = reducer(losses)"
 
 _looked_after: ContextVar[bool] = ContextVar("looked_after", default=False)
@@ -33,30 +38,20 @@ def bypassed(model: nn.Module, layer: nn.Linear, name: str) -> str:
     """Why the head will not be called, and what to do about it; "" if nothing speaks for it."""
     if _looked_after.get():
         return ""
-    known: Any = getattr(nn, "LinearCrossEntropyLoss", None)  # torch 2.13
-    for path, module in model.named_modules():
-        if known is not None and isinstance(module, known) and module.linear is layer:
-            return (
-                f"nn.LinearCrossEntropyLoss ({path or 'the model'!r}) never calls its layer "
-                f"{name!r}, so no sample weights are applied: replace it with an nn.Linear and "
-                "nn.CrossEntropyLoss"
-            )
+    known: Any = getattr(nn, "LinearCrossEntropyLoss", ())  # torch 2.13
+    losses: list[Any] = [each for each in model.modules() if isinstance(each, known)]
     package = fusing_package(model)
-    if package == "liger_kernel":
-        return (
-            "Liger replaced the model's forward: if labels are passed, it computes the loss from "
-            f"the weight of {name!r} without calling that layer, so no sample weights are applied. "
-            "Apply Liger with fused_linear_cross_entropy=False (in Transformers: "
-            f'liger_kernel_config={{"fused_linear_cross_entropy": False}}), or {INSTEAD}'
-        )
-    if package == "trl":
-        return (
-            "TRL replaced the model's forward: its trainers compute the loss from the weight of "
-            f"{name!r} without calling that layer, so no sample weights are applied. Choose a loss "
-            'that does not fuse (in SFTConfig: loss_type="nll"), or override the trainer\'s '
-            f"compute_loss: {INSTEAD}"
-        )
-    return ""
+    if any(each.linear is layer for each in losses):
+        who = "nn.LinearCrossEntropyLoss computes"
+        way = "replace it with an nn.Linear and nn.CrossEntropyLoss"
+    elif package:
+        who, way = f"{package} replaced the model's forward: it may compute", PACKAGES[package]
+    else:
+        return ""
+    return (
+        f"{who} the loss from the weight of {name!r} without calling that layer, so no sample "
+        f"weights are applied; {way}, or {INSTEAD}"
+    )
 
 
 def fusing_package(model: nn.Module) -> str:

@@ -43,8 +43,8 @@ def find_head(model: nn.Module, optimizers: Collection[Optimizer] = ()) -> nn.Li
     ):
         why = "the optimizer does not hold it" if head.weight.requires_grad else "it is frozen"
         raise ValueError(
-            f"{name_of(model, head)} seems to be the head, but {why}; {candidates(model, optimizers)}"
-            " (with PEFT: list the head in modules_to_save)"
+            f"{name_of(model, head)} seems to be the head, but {why} (with PEFT: list it in "
+            f"modules_to_save); {candidates(model, optimizers)}"
         )
     return head
 
@@ -200,7 +200,9 @@ def _declared(module: nn.Module) -> list[nn.Module]:
             found = function() if callable(function) else None
         except (AttributeError, NotImplementedError, TypeError):
             continue  # it wants to know more
-        several = list(found) if isinstance(found, list | tuple | nn.ModuleList) else [found]
+        several: list[Any] = (
+            list(found) if isinstance(found, list | tuple | nn.ModuleList) else [found]
+        )
         if several and all(isinstance(each, nn.Module) and each is not module for each in several):
             return several
     return []
