@@ -86,9 +86,7 @@ def test_first_steps_of_adamw(samples: int, shift: float) -> None:
     assert max(missed) < 0.02, sorted(missed)[-10:]
 
 
-@pytest.mark.parametrize(
-    "path", [pytest.param("host", marks=GIVES_UP), "device"]
-)
+@pytest.mark.parametrize("path", [pytest.param("host", marks=GIVES_UP), "device"])
 def test_an_iterate_that_is_all_zero(path: str) -> None:
     """By hand: `w = 1/90` at the first sample undoes its harm of 0.1 for a price of 9 w^2 / 4.
 
