@@ -1,4 +1,4 @@
-"""`reducer.check(loss_fn, batch)`: gradients and prediction against slow references, by the user."""
+"""`reducer.check(loss_fn, batch)`: gradients and prediction against slow references."""
 
 from __future__ import annotations
 
