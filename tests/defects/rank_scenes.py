@@ -102,9 +102,9 @@ def unused_head(rank: int, ranks: int, radius: float | None) -> dict[str, Any]:
     return {"params": values(model), "largest": largest}
 
 
-def sharded(rank: int, ranks: int, seeds: int, steps: int) -> dict[str, Any]:
+def sharded(rank: int, ranks: int, seeds: list[int], steps: int) -> dict[str, Any]:
     """AdamW under `fully_shard`; with one rank, a single process on the joined batch."""
-    runs = [adamw_steps(seed, steps, rank, ranks) for seed in range(seeds)]
+    runs = [adamw_steps(seed, steps, rank, ranks) for seed in seeds]
     return {"weights": [run[0] for run in runs], "params": [run[1] for run in runs]}
 
 

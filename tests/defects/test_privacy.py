@@ -72,7 +72,7 @@ GradSampleModule.__module__ = "opacus.grad_sample.grad_sample_module"
 DPOptimizer.__module__ = "opacus.optimizers.optimizer"
 DistributedDPOptimizer.__module__ = "opacus.optimizers.ddpoptimizer"
 
-REFUSED = pytest.raises((TypeError, ValueError), match="(?i)privacy")
+REFUSED = pytest.raises((TypeError, ValueError), match=r"(?i)privacy")
 
 
 @pytest.mark.xfail(strict=True, reason="the message advises to unwrap an optimizer of Opacus")

@@ -345,7 +345,11 @@ def test_an_unused_layer_is_not_taken_for_the_head_without_a_word() -> None:
     try:
         reducer = primum.attach(model, optimizer)
     except ValueError as error:
-        assert "head=" in str(error)
+        refused = str(error)
+    else:
+        refused = ""
+    if refused:
+        assert "head=" in refused
         return
     with warned() as messages:
         for number in range(4):
