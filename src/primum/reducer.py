@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -20,6 +20,9 @@ from primum.hooks.private import eager
 from primum.kernel.engine import Engine
 from primum.kernel.report import StepReport
 from primum.tokens.layout import Granularity
+
+if TYPE_CHECKING:
+    from primum.diagnostics.self_check import SelfCheck
 
 
 class Reducer:
@@ -138,6 +141,38 @@ class Reducer:
                 [B, H, W], get their sample's weight.
         """
         return weighted_loss(self._hook(), losses)
+
+    def check(self, loss_fn: Callable[[nn.Module, Any], Tensor], batch: Any) -> SelfCheck:
+        """Compare gradients and predicted step with slow references on one batch; prints the result.
+
+        The gradients that the hook leaves are compared with those of `mean((1 + w) * losses)`, and
+        the head's predicted step with a real one. Works on copies: model, optimizer and random
+        numbers stay as they are. Run it once with your own loss: an error means that the loss
+        depends on the rows of the head in a way that the hook cannot see; use the explicit form.
+
+        Args:
+            loss_fn: From the model and the batch to one loss per sample or token.
+            batch: Passed on to `loss_fn`.
+
+        Examples:
+            >>> def losses(model, batch):
+            ...     inputs, labels = batch
+            ...     return nn.functional.cross_entropy(model(inputs), labels, reduction="none")
+            >>> reducer.check(losses, (inputs, labels)).ok
+            True
+        """
+        from primum.diagnostics.self_check import self_check  # imports torch.func and more
+
+        model = self._watch.model
+        if model is None:
+            raise RuntimeError("the model no longer exists")
+        result = self_check(
+            *(model, self.head_name, list(self._engine.head.optimizers.values())),
+            *(self._engine.recipe, self._layout.per if self._layout.settled else "auto"),
+            *(loss_fn, batch),
+        )
+        print(result)
+        return result
 
     def remove(self) -> None:
         """Detach from the model; training continues with plain gradients, and no hook is left."""

@@ -271,9 +271,7 @@ def make_method(
 
 def make_recipe(arm: Arm, seed: int) -> Recipe | None:
     """The recipe of an arm; None for arms whose weights do not come from a recipe."""
-    own = Primum(
-        radius=arm.radius, max_extra_weight=arm.max_extra_weight, max_iters=arm.max_iters
-    )
+    own = Primum(radius=arm.radius, max_extra_weight=arm.max_extra_weight, max_iters=arm.max_iters)
     match arm.name:
         case "primum":
             if arm.second_look != "none":

@@ -68,6 +68,11 @@ class StepWatch(Observer):
         self._entry.remove()
 
     @property
+    def model(self) -> nn.Module | None:
+        """As passed to `attach`; None if it is gone."""
+        return self._entry.model()
+
+    @property
     def passed(self) -> bool:
         """Whether a backward pass has gone through the head since the last step."""
         return self._engine.passes > self._passes
@@ -140,14 +145,14 @@ class Steps:
         self, watch: StepWatch, model: nn.Module, head: nn.Linear, name: str, optimizer: Optimizer
     ) -> None:
         self._watch, self._stepped = weakref.ref(watch), False
-        self._model = weakref.ref(model, self._on_model_gone)
+        self.model = weakref.ref(model, self._on_model_gone)
         self._head, self._name = weakref.ref(head), name
         self._optimizer = weakref.ref(optimizer)
         self._others: weakref.WeakKeyDictionary[Optimizer, bool] = weakref.WeakKeyDictionary()
         self._idle: weakref.WeakKeyDictionary[Optimizer, int] = weakref.WeakKeyDictionary()
         self.warn = Once()  # not the engine's: this warns also once the Reducer is gone
         # A head that was replaced before needs no warning any more.
-        self._keep_if(lambda each: each._model() is not model or each._in_model())
+        self._keep_if(lambda each: each.model() is not model or each._in_model())
         self._all.append(self)
         if not Steps._hooks:
             Steps._hooks += [
@@ -163,7 +168,7 @@ class Steps:
 
     def _keep_if(self, kept: Callable[[Steps], bool]) -> None:
         """Drop those whose models are gone, and others."""
-        self._all[:] = [each for each in self._all if each._model() is not None and kept(each)]
+        self._all[:] = [each for each in self._all if each.model() is not None and kept(each)]
 
     def _on_model_gone(self, _: object) -> None:
         """skorch's `fit` after `initialize`, for one, builds another model."""
@@ -193,12 +198,12 @@ class Steps:
             watch.after()
 
     def _in_model(self) -> bool:
-        head, model = self._head(), self._model()
+        head, model = self._head(), self.model()
         return head is not None and model is not None and any(m is head for m in model.modules())
 
     def _trains_model(self, stepped: Optimizer) -> bool:
         """Whether another optimizer holds parameters that the model had at its first step."""
-        model = self._model()
+        model = self.model()
         if stepped not in self._others and model is not None:
             own = {id(p) for p in model.parameters()}
             held = (id(p) for group in stepped.param_groups for p in group["params"])
@@ -207,7 +212,7 @@ class Steps:
 
     def _notice_idle(self, stepped: Optimizer) -> None:
         self._idle[stepped] = self._idle.get(stepped, 0) + 1
-        head, model, watch = self._head(), self._model(), self._watch()
+        head, model, watch = self._head(), self.model(), self._watch()
         if self._idle[stepped] != IDLE_STEPS or model is None:
             return
         if head is None or not self._in_model():

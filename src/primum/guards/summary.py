@@ -12,7 +12,7 @@ from primum.guards.watchers import Stopwatch
 from primum.kernel.engine import Engine, Observer
 from primum.kernel.report import StepReport
 
-RECENT = 3  # Reports that the summary is about.
+RECENT = 2  # Reports that the summary is about.
 
 
 class Recent(Observer):

@@ -20,6 +20,11 @@ HEAD_NAMES = (
     *("classification_head", "score", "qa_outputs", "lm_head"),
 )
 SCALE_NAMES = ("logit_scale", "temperature")  # Of similarities, as in CLIP and ALIGN.
+FEATURES, CHANNELS = ("in_features", "out_features"), ("in_channels", "out_channels")
+# Parts of dotted names: of DistributedDataParallel, torch.compile, Fabric and PEFT.
+WRAPPERS = re.compile(
+    r"^((module|_orig_mod|_forward_module|base_model\.model|base_model)\.)+|\.modules_to_save\.[^.]+"
+)
 SHOWN = 3  # Candidates in a message.
 
 
@@ -35,16 +40,13 @@ def find_head(model: nn.Module, optimizers: Collection[Optimizer] = ()) -> nn.Li
     Refused are models that compare embeddings (CLIP), Transformers' models without a head, and a
     layer that is not trained, by any of `optimizers` if given, beside some that are.
     """
-    head = _end(model)
+    head, listed = _end(model), candidates(model, optimizers)
     if head is None:
-        raise ValueError(f"cannot tell which layer is the head; {candidates(model, optimizers)}")
-    if not _trained(head, optimizers) and any(
-        is_linear(each) and _trained(each, optimizers) for each in model.modules()
-    ):
-        why = "the optimizer does not hold it" if head.weight.requires_grad else "it is frozen"
+        raise ValueError(f"cannot tell which layer is the head; {listed}")
+    if not _trained(head, optimizers) and listed.startswith("pass head="):
         raise ValueError(
-            f"{name_of(model, head)} seems to be the head, but {why} (with PEFT: list it in "
-            f"modules_to_save); {candidates(model, optimizers)}"
+            "the layer that seems to be the head is frozen, or the optimizer does not hold it "
+            f"(with PEFT: list it in modules_to_save); {listed}"
         )
     return head
 
@@ -65,19 +67,17 @@ def candidates(
     linears = {name: each for name, each in model.named_modules() if is_linear(each)}
     if not linears:
         return "the model has no nn.Linear, and primum needs one"
-    kept = [name for name, each in linears.items() if each is not but and _trained(each)]
-    if not kept:
-        return "every nn.Linear of the model is frozen (requires_grad=False)" * (but is None)
-    kept = [name for name in kept if _trained(linears[name], optimizers)] or kept
-    kept.sort(key=lambda name: any(part in HEAD_NAMES for part in name.split(".")))
-    texts = [
-        f"{name} ({' -> '.join(str(n) for n in reversed(linears[name].weight.shape))})"
-        if name
-        else "the model itself"
-        for name in reversed(kept)
+    kept = [
+        name
+        for name, each in linears.items()
+        if each is not but and _trained(each, optimizers) and "lora_" not in name
     ]
-    more = f" and {len(texts) - SHOWN} more" if len(texts) > SHOWN else ""
-    return f"pass head= one of: {', '.join(texts[:SHOWN])}{more}"
+    if not kept:
+        return f"no {'' if but is None else 'other '}nn.Linear of the model is trained"
+    kept.sort(key=lambda name: any(part in HEAD_NAMES for part in name.split(".")))
+    texts = [f"{name} ({_widths(linears[name])})" if name else "the model itself" for name in kept]
+    more = f" and {len(kept) - SHOWN} more" if len(kept) > SHOWN else ""
+    return f"pass head= one of: {', '.join(texts[: -SHOWN - 1 : -1])}{more}"
 
 
 def is_linear(module: object) -> TypeGuard[nn.Linear]:
@@ -88,9 +88,9 @@ def is_linear(module: object) -> TypeGuard[nn.Linear]:
     if isinstance(module, nn.Linear) or not isinstance(module, nn.Module):
         return isinstance(module, nn.Linear) and not never_called(module)
     weight: Any = registered(module, "weight")
-    for names in (("out_features", "in_features"), ("out_channels", "in_channels")):
+    for names in (FEATURES, CHANNELS):
         shape = tuple(getattr(module, name, None) for name in names)
-        if weight is not None and weight.dim() == 2 and weight.shape == shape:
+        if weight is not None and weight.dim() == 2 and weight.shape[::-1] == shape:
             return is_affine(module) is True
     return False
 
@@ -120,9 +120,9 @@ def kind_of(thing: object) -> str:
     return f"{type(thing).__module__}.{type(thing).__qualname__}"
 
 
-def name_of(model: nn.Module, layer: nn.Module) -> str:
-    """The dotted name of a layer, "head" if it has none."""
-    return next((name for name, each in model.named_modules() if each is layer), "") or "head"
+def _widths(layer: Any) -> str:
+    pair = CHANNELS if hasattr(layer, "in_channels") else FEATURES
+    return " -> ".join(str(getattr(layer, each)) for each in pair)
 
 
 def _trained(layer: nn.Module, optimizers: Collection[Optimizer] = ()) -> bool:
@@ -135,31 +135,20 @@ def _trained(layer: nn.Module, optimizers: Collection[Optimizer] = ()) -> bool:
 def _named(model: nn.Module, name: str) -> nn.Module:
     """A submodule by its dotted name, with or without the names that wrappers add to it."""
     modules: dict[str, nn.Module] = dict(model.named_modules(remove_duplicate=False))
-    if name in modules:
-        return modules[name]
-    for full, module in modules.items():
-        if _bare(full) == _bare(name):
-            return module
-    raise ValueError(f"the model has no module named {name!r}; {candidates(model)}")
-
-
-def _bare(name: str) -> str:
-    """A dotted name without DDP's, torch.compile's, Fabric's and PEFT's parts."""
-    name = re.sub(r"\.modules_to_save\.[^.]+", "", name)
-    wrappers = ("module.", "_orig_mod.", "_forward_module.", "base_model.model.", "base_model.")
-    while name.startswith(wrappers):
-        name = next(name[len(each) :] for each in wrappers if name.startswith(each))
-    return name
+    bare = {WRAPPERS.sub("", full): full for full in reversed(modules)}
+    full = name if name in modules else bare.get(WRAPPERS.sub("", name))
+    if full is None:
+        raise ValueError(f"the model has no module named {name!r}; {candidates(model)}")
+    return modules[full]
 
 
 def _trained_copy(module: nn.Module) -> nn.Module:
     """The copy that PEFT trains of a module in its `modules_to_save`; any other module itself."""
-    own = dict(module.named_children())
-    original, copies = own.get("original_module"), own.get("modules_to_save")
-    if original is None or not isinstance(copies, nn.ModuleDict):
+    copies = getattr(module, "modules_to_save", None)
+    if not isinstance(copies, nn.ModuleDict):
         return module
     active = [name for name in getattr(module, "active_adapters", ()) if name in copies]
-    return copies[active[0]] if active else original
+    return copies[active[0]] if active else getattr(module, "original_module", module)
 
 
 def _end(module: nn.Module) -> nn.Linear | None:
@@ -167,6 +156,8 @@ def _end(module: nn.Module) -> nn.Linear | None:
     module = _trained_copy(module)
     if is_linear(module):
         return module
+    if hasattr(module, "base_layer"):  # PEFT's, around a frozen layer
+        return None
     declared = _declared(module)
     if declared:
         return _end(declared[0]) if len(declared) == 1 else None
@@ -200,11 +191,9 @@ def _declared(module: nn.Module) -> list[nn.Module]:
             found = function() if callable(function) else None
         except (AttributeError, NotImplementedError, TypeError):
             continue  # it wants to know more
-        several: list[Any] = (
-            list(found) if isinstance(found, list | tuple | nn.ModuleList) else [found]
-        )
+        several: Any = found if isinstance(found, list | tuple | nn.ModuleList) else [found]
         if several and all(isinstance(each, nn.Module) and each is not module for each in several):
-            return several
+            return list(several)
     return []
 
 

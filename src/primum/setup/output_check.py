@@ -37,8 +37,8 @@ OPAQUE = ("Checkpoint", "Compiled", "DDPSink", Carry.__name__)
 WAY_OUT = "compute the loss as loss = reducer(losses), with one loss per sample"
 ELSEWHERE = "does not reach the model's output"
 MIXED = (
-    "is mixed over its rows on the way to the model's output (batch norm, a softmax over the batch, "
-    f"a graph) or put in another order; {WAY_OUT}"
+    "is mixed over its rows on the way to the model's output (batch norm, a softmax over the "
+    f"batch, a graph) or put in another order; {WAY_OUT}"
 )
 PART = (
     "is only part of the model's output: other parameters contribute to it too (a second head, a "
@@ -63,14 +63,14 @@ class OutputCheck(Observer):
     """
 
     def __init__(self, model: nn.Module, hook: HeadHook, engine: Engine) -> None:
-        self.trouble, self._waiting, self._backward = "", False, None
+        self.trouble, self._waiting = "", False
+        self._backward: int | None = None
+        self._output = f"the output of {engine.head.name!r}"
         self._key, self._engine = weakref.ref(hook), weak(engine)
         self._passes = self._uncalled = 0
         if isinstance(model, nn.parallel.DistributedDataParallel):
             model = model.module  # before what it adds to the graph
         self._hook = None if engine.head.is_layer(model) else Hook(model, self, prepend=False)
-
-    _backward: int | None
 
     def remove(self) -> None:
         if self._hook is not None:
@@ -153,10 +153,6 @@ class OutputCheck(Observer):
                 output: Any = each.output
                 output.register_hook(partial(self._used, f"{self._output} {text}"))
         return not bad and None not in said
-
-    @property
-    def _output(self) -> str:
-        return f"the output of {self._engine.head.name!r}"
 
     def _rows(self, found: _Trace, model: nn.Module) -> str | None:
         """What is wrong with the rows of an output; "" if nothing, None if this pass hides it."""

@@ -48,7 +48,7 @@ def check_model(model: nn.Module) -> None:
                 f"parameters, not the head's weight; {INSTEAD}"
             )
         asked = ("zero_optimization_stage", "bfloat16_enabled", "fp16_enabled")
-        if _is_of(module, "deepspeed.runtime.") and any(_asked(module, each) for each in asked):
+        if _is_of(module, "deepspeed.runtime.") and any(getattr(module, each)() for each in asked):
             raise ValueError(DEEPSPEED)
         if _is_of(module, "opacus.") or any(map(is_private, module.parameters(recurse=False))):
             raise ValueError(PRIVACY)
@@ -99,7 +99,7 @@ def check_head(layer: nn.Linear, name: str, *, split: bool = False) -> None:
     raise ValueError(f"{name}.weight is {why}")
 
 
-def optimizers_in(given: Optimizer | Iterable[Optimizer] | Any) -> Iterator[Optimizer]:
+def optimizers_in(given: Any) -> Iterator[Optimizer]:
     """All torch optimizers in what the user passed; of a wrapper, the one inside."""
     inner: Any = getattr(given, "optimizer", None)
     if _is_of(given, "fastai."):
@@ -112,7 +112,7 @@ def optimizers_in(given: Optimizer | Iterable[Optimizer] | Any) -> Iterator[Opti
     adds = isinstance(given, Optimizer) and not any(_is_of(given, each) for each in UNWRAPPED)
     if adds or (isinstance(given, Optimizer) and inner is None):
         held = [each for each in vars(given).values() if isinstance(each, Optimizer)]
-        if held and not is_zero(given):
+        if held and not _is_of(given, ZERO):
             raise TypeError(
                 f"{kind_of(given)} wraps another optimizer, and what it adds to a step of that one "
                 "cannot be predicted; train with an optimizer of torch.optim itself"
@@ -147,7 +147,7 @@ def optimizers_of(optimizers: list[Optimizer], layer: nn.Linear, name: str) -> d
             + f". {DEEPSPEED}" * ("deepspeed" in sys.modules)
         )
     for part, each in found.items():
-        if is_zero(each):
+        if _is_of(each, ZERO):
             raise TypeError(
                 f"ZeroRedundancyOptimizer is not supported for {name}: only one rank holds its "
                 f"state and can predict its step; {INSTEAD}, or give the head a plain optimizer of "
@@ -156,11 +156,6 @@ def optimizers_of(optimizers: list[Optimizer], layer: nn.Linear, name: str) -> d
         check_supported(each, getattr(layer, part), f"{name}.{part}")
         check_order(each, getattr(layer, part))
     return found
-
-
-def is_zero(optimizer: object) -> bool:
-    """Whether each rank steps only some of the parameters that an optimizer lists."""
-    return _is_of(optimizer, ZERO)
 
 
 def check_order(optimizer: Optimizer, param: Tensor) -> None:
@@ -207,8 +202,3 @@ def _is_of(thing: object, name: str) -> bool:
     """Whether its class or one above has this full name, or one that starts so ("package.")."""
     names = (f"{each.__module__}.{each.__qualname__}" for each in type(thing).__mro__)
     return any(each.startswith(name) if name.endswith(".") else each == name for each in names)
-
-
-def _asked(thing: Any, name: str) -> Any:
-    value = getattr(thing, name, None)
-    return value() if callable(value) else value
