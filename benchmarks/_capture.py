@@ -6,6 +6,7 @@ import copy
 import io
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,12 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR
 
 import primum
-from primum.kernel.gram import Gram, MatrixFree
-from primum.paper import Paper
-from primum.kernel.problem import Solution
-from primum.kernel.recipe import Primum, Recipe
-from primum.kernel.optimizers.rules import Scalar
+from primum.kernel.gram import MatrixFree
+from primum.kernel.head import Head
 from primum.kernel.optimizers.predict import Update
+from primum.kernel.problem import Solution, StepProblem
+from primum.kernel.recipe import Primum, Recipe
+from primum.paper import Paper
 
 BASE_BATCH = 128  # the paper's; learning rates scale with the square root of the batch size
 LABELS = {"cifar10": "label", "cifar100": "fine_label"}
@@ -166,7 +167,7 @@ class Moment:
     guards: dict[str, Any]
 
 
-class Recorder:
+class Recorder(Recipe):
     """Wraps a recipe and records its inputs at some steps.
 
     Attributes:
@@ -185,16 +186,25 @@ class Recorder:
         self._inner = recipe
         self._update: Update | None = None
 
-    def predict_head(self, *args: Any, **settings: Any) -> Update:
-        """`primum.update.predict_head`, recorded; a recipe is only given the size of the step."""
-        self._update = predict_head(*args, **settings)
-        return self._update
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Record predicted steps as well; a recipe is only given their length."""
+        update = Head.update
 
-    def __call__(self, gram: Gram, drift: Tensor, size: Tensor, lr: Scalar) -> Solution:
+        def recorded(*args: Any, **settings: Any) -> Update:
+            self._update = update(*args, **settings)
+            return self._update
+
+        with mock.patch.object(Head, "update", recorded):
+            yield
+
+    def __call__(self, problem: StepProblem) -> Solution:
         if self.step in self._at:
-            kept = copy.deepcopy((gram, self._update, drift, self._inner.state_dict()))
-            self.moments.append(Moment(self.step, *kept))
-        return self._inner(gram, drift, size, lr)
+            assert isinstance(problem.gram, MatrixFree)
+            assert self._update is not None
+            given = problem.gram, self._update, problem.drift, self._inner.state_dict()
+            self.moments.append(Moment(self.step, *copy.deepcopy(given)))
+        return self._inner(problem)
 
     def state_dict(self) -> dict[str, Any]:
         return self._inner.state_dict()
@@ -226,8 +236,7 @@ def record(
     """
     recorder = Recorder(at, Primum(radius=0.0) if plain else Paper())
     scheduler = CosineAnnealingLR(optimizer, steps)
-    spy = mock.patch("primum.pipeline.predict_head", recorder.predict_head)
-    with primum.attach(model, optimizer, recipe=recorder) as reducer, spy:
+    with primum.attach(model, optimizer, recipe=recorder) as reducer, recorder.watching():
         for recorder.step, (inputs, labels) in enumerate(batches, 1):
             reducer.enabled = recorder.step in at or not plain
             optimizer.zero_grad()

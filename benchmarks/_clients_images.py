@@ -200,6 +200,7 @@ SCRIPTS = [
     Script("CNN, Adadelta", "PyTorch examples: mnist", mnist_adadelta, {ATTACH: {}}),
     Script("VAE, Adam", "PyTorch examples: vae", vae,
            {'primum.attach(model, optimizer, head="fc4")': {},
-            'primum.attach(model, optimizer, head="fc4", max_iters=5)': {"max_iters": 5}},
+            'primum.attach(model, optimizer, head="fc4", recipe=primum.Primum(max_iters=5))':
+                {"recipe": primum.Primum(max_iters=5)}},
            figure="test loss per image", seeds=3),
 ]  # fmt: skip

@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tqdm import tqdm
 
 import primum
-import primum.weighing
+from primum.distributed import over_ranks
 
 FEATURES, WIDTH = 256, 512  # of the network before the head
 BATCHES = 4  # used in turn, so that gradients differ from step to step
@@ -57,7 +57,7 @@ class Arm:
 
     def step(self) -> None:
         """One training step; returns when the slowest rank has finished it."""
-        primum.weighing.way_for = lambda *_, **__: self.way  # not the cheapest, but this one
+        over_ranks.choose_strategy = lambda *_: self.way  # not the cheapest, but this one
         inputs, labels = self.inputs[self.steps % BATCHES], self.labels[self.steps % BATCHES]
         self.steps += 1
         self.optimizer.zero_grad()
@@ -68,22 +68,24 @@ class Arm:
 
     def sent(self) -> int:
         """Bytes of payload so far."""
-        ranks = None if self.reducer is None else self.reducer._scope.ranks()
-        return 0 if ranks is None else ranks.bytes
+        if self.reducer is None or dist.get_world_size() == 1:
+            return 0
+        peers = self.reducer._engine.builder._scope._peers
+        return 0 if peers is None else peers.bytes
 
     def held(self) -> int:
         """Peak bytes while the library computes weights, over what was held before."""
         if self.reducer is None:
             self.step()
             return 0
-        weigh, peaks = self.reducer._weigh, []
+        reweight, peaks = self.reducer._engine.reweight, []
 
         def measured(*args: Any, **settings: Any) -> Any:
             found: list[Any] = []
-            peaks.append(peak_memory(lambda: found.append(weigh(*args, **settings))))
+            peaks.append(peak_memory(lambda: found.append(reweight(*args, **settings))))
             return found[0]
 
-        with mock.patch.object(self.reducer, "_weigh", measured):
+        with mock.patch.object(self.reducer._engine, "reweight", measured):
             self.step()
         return peaks[0]
 

@@ -3,7 +3,7 @@
     explicit    per-sample gradients, then their products (paper, Pseudocode 1 and 2)
     factorised  the paper's: Khatri-Rao for SGD; with a rank-5 gain for AdamW, as it is printed
     looped      the same for AdamW in `primum.paper.low_rank`, one rank after the other
-    primum      what `primum.gram.choose` builds for a step of 20 iterations
+    primum      what `primum.kernel.gram.choose_form` builds for a step of 20 iterations
 
 "Our step" is that plus 22 products with it. "The paper's step", computed from the columns, is one
 factorised matrix for SGD and two for AdamW (looped), plus 150 dense products.

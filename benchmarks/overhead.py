@@ -53,8 +53,9 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 import primum
-from primum import gram
 from primum.experiments import callbacks
+from primum.kernel import builder
+from primum.kernel.gram import Dense, Gram, MatrixFree, choose_form
 
 GOAL, GOAL_BATCH = 1.02, 128  # at most this ratio on the real backbone at this batch size
 BACKBONES = ("tiny", "real")
@@ -306,12 +307,12 @@ def measure(case: Case, seconds: float, repeats: int) -> Result:
     plain, attached = arms
     routes: set[str] = set()
 
-    def choose(factors: gram.MatrixFree, products: int) -> gram.Gram:
-        chosen = gram.choose(factors, products)
-        routes.add("dense" if isinstance(chosen, gram.Dense) else "matrix-free")
+    def choose(factors: MatrixFree, products: int) -> Gram:
+        chosen = choose_form(factors, products)
+        routes.add("dense" if isinstance(chosen, Dense) else "matrix-free")
         return chosen
 
-    with mock.patch("primum.pipeline.choose", choose):  # records which route is taken
+    with mock.patch.object(builder, "choose_form", choose):  # records which route is taken
         peaks = [
             peak_memory(partial(first_steps, arm, arm is attached, case.warm_up)) for arm in arms
         ]

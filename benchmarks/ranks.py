@@ -1,11 +1,11 @@
-"""Cost of several ranks: bytes and time of a training step, for each of `primum.ways`.
+"""Cost of several ranks: bytes and time of a training step, for each strategy of `primum.distributed`.
 
 Models train under DistributedDataParallel on the CPU, with gloo, over 1, 2 and 4 processes of one
-thread each: plain, with `scope="local"`, and with `scope="global"` by gathering, by rows and by
-summing. They take turns, one step each, in alternating order; ratios are of medians, with 95%
+thread each: plain, with `scope="local"`, and with `scope="global"` by gathering and by summing.
+They take turns, one step each, in alternating order; ratios are of medians, with 95%
 bootstrap intervals over the rounds.
 
-- Bytes: those counted by `Ranks.bytes`, against a formula that must give the same number; and those
+- Bytes: those counted by `Collectives.bytes`, against a formula that must give the same number; and those
   that the first rank's process wrote to its sockets beyond plain training, against a ring's
   traffic. The difference is gloo's framing: at most 576 bytes per collective and other rank.
 - Time: wall time until the slowest rank has stepped. With more processes than cores they share the
@@ -14,7 +14,8 @@ bootstrap intervals over the rounds.
 
     python benchmarks/ranks.py                          # ten minutes on two busy cores
     python benchmarks/ranks.py --quick                  # seconds
-    python benchmarks/ranks.py --tables docs/scale.md   # update the tables of the page
+
+The tables of docs/scale.md come from a run before the way "rows" was removed, at commit `165a6b6`.
 """
 
 from __future__ import annotations
@@ -37,12 +38,8 @@ from _common import (
     positive,
     ratio_of_medians,
     use_threads,
-    write_text,
 )
-from _scale import WAYS, Case, auto, chosen, memory, sent
-from _scale_tables import regret, tables
-
-from primum.experiments.text_tables import MARK, fill_page
+from _scale import WAYS, Case, chosen, sent
 
 CHILD = Path(__file__).resolve().parent / "_rank.py"
 FULL: dict[str, Any] = {
@@ -67,7 +64,7 @@ SETTING = (
 )
 HEADER = [
     "optimizer", "head", "batch", "ranks", "way", "plain ms", "with ms", "ratio", "95% interval",
-    "payload B", "formula", "on the wire B", "ring", "held KiB", "model", "chosen", "auto",
+    "payload B", "formula", "on the wire B", "ring", "held KiB", "chosen", "auto",
     "pairs",
 ]  # fmt: skip
 
@@ -126,9 +123,8 @@ def rows_of(result: dict[str, Any]) -> list[dict[str, Any]]:
                 "wire_formula": expected.wire,
                 "collectives": expected.collectives,
                 "held": own["held"],
-                "held_model": memory(way, case),
                 "chosen": chosen(case) if case.ranks > 1 else "local",
-                "auto": auto(case, result["params"]) if case.ranks > 1 else "local",
+                "auto": chosen(case, result["params"]) if case.ranks > 1 else "local",
             }
         )
     return rows
@@ -150,11 +146,20 @@ def cells(row: dict[str, Any]) -> list[str]:
         "unknown" if row["wire"] is None else f"{row['wire']:.0f}",
         f"{row['wire_formula']:.0f}",
         f"{row['held'] / 2**10:.0f}",
-        f"{row['held_model'] / 2**10:.0f}",
         "yes" if row["chosen"] == row["way"] else "no",
         "alone" if row["auto"] == "local" else row["auto"],
         str(row["pairs"]),
     ]
+
+
+def regret(rows: Sequence[dict[str, Any]]) -> list[float]:
+    """Step time of the chosen way relative to the fastest, for every case over several ranks."""
+    times: dict[Case, dict[str, float]] = {}
+    for row in rows:
+        if row["way"] != "local":
+            case = Case(**{name: row[name] for name in Case.__dataclass_fields__})
+            times.setdefault(case, {})[row["way"]] = row["with_ms"]
+    return [by[chosen(case)] / min(by.values()) for case, by in times.items()]
 
 
 def verdicts(rows: Sequence[dict[str, Any]]) -> list[str]:
@@ -172,8 +177,6 @@ def verdicts(rows: Sequence[dict[str, Any]]) -> list[str]:
             f"On the wire, over the formula: {min(framing):.0f} to {max(framing):.0f} bytes for "
             "every collective and other rank."
         )
-    held = [row["held"] / row["held_model"] for row in rows]
-    lines.append(f"Memory held, of the model's: {min(held):.2f} to {max(held):.2f}.")
     regrets = regret(rows)
     if regrets:
         best = sum(each <= 1 for each in regrets)
@@ -184,31 +187,17 @@ def verdicts(rows: Sequence[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def update(page: Path, made: dict[str, str]) -> str:
-    """The page's text with these tables."""
-    text = page.read_text(encoding="utf-8")
-    places = [name for _, name, _ in MARK.findall(text)]
-    if sorted(places) != sorted(made):
-        raise SystemExit(f"{page} has places for the tables {places}, not for {list(made)}")
-    return fill_page(text, made.__getitem__)
-
-
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     made = make_parser("ranks.py", __doc__, quick="one small case over 1 and 2 processes")
     add = made.add_argument
     add("--processes", nargs="+", type=positive, metavar="N", help="default: 1 2 4")
     add("--seconds", type=float, help="time budget for the rounds of a case (default: 2)")
     add("--repeats", type=positive, help="maximum rounds of a case (default: 30)")
-    add("--tables", type=Path, metavar="PAGE", help="only write the tables of --out to PAGE")
     return parse_quick(made, argv, FULL, QUICK)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
-    if options.tables is not None:
-        content = json.loads(options.out.read_text())
-        write_text(options.tables, update(options.tables, tables(content)))
-        return 0
     cases = [
         {"inputs": inputs, "outputs": outputs, "batch": batch, "optimizer": optimizer}
         for inputs, outputs, batch in options.sizes

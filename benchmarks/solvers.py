@@ -141,7 +141,7 @@ def paper_problem(moment: Moment) -> PaperProblem:
 def own_problem(moment: Moment) -> Problem:
     """Our problem with a dense Gram matrix, for any size."""
     head = moment.gram
-    reach = RADIUS * moment.update.size("gain")
+    reach = RADIUS * moment.update.norm("gain")
     return Problem.dense(head.dense().matrix, moment.drift, reach)
 
 
@@ -185,7 +185,7 @@ class Judge:
         """`removed` as a share of the harm; sizes relative to the two trust regions."""
         problem, weights = self.problem, answer.weights.double()
         size = float((weights @ (problem.metric @ weights) / problem.reach_squared).sqrt())
-        own_size = float((weights @ (problem.gram @ weights)).sqrt() / self.own.reach)
+        own_size = float((weights @ (problem.gram @ weights)).sqrt() / self.own.trust_radius)
         inside, own_inside = weights / max(1.0, size), weights / max(1.0, own_size)
         return {
             "removed": 1 - float(problem.harm(weights)) / self.harm,

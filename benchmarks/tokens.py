@@ -59,9 +59,10 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 import primum
-from primum.kernel.builder import Captured, weigh
+from primum.kernel.batch import HeadBatch
+from primum.kernel.head import Head
 from primum.kernel.recipe import Primum
-from primum.tokens.sketch import WIDTH
+from primum.tokens.sketch import WIDTH, Sketched
 
 OPTIMIZERS = ("sgd", "adamw")
 
@@ -157,9 +158,11 @@ def added(kind: str, tokens: int, width: int, words: int, *, exact: bool) -> tup
     with torch.device("meta"), torch.no_grad(), count_flops() as count:
         head = nn.Linear(width, words, bias=False)
         owners = {"weight": owner_of(kind, head.weight)}
-        arrived = Captured(torch.empty(tokens, width), torch.empty(tokens, words), tokens=True)
-        _, solution = weigh(head, owners, arrived, Primum(radius=0.1, exact=exact))
-    return count.get_total_flops(), solution.approximate
+        batch = HeadBatch(torch.empty(tokens, width), torch.empty(tokens, words), per="token")
+        recipe = Primum(radius=0.1, exact=exact)
+        problem = Sketched().build(Head(head, owners), batch, recipe)
+        recipe(problem)
+    return count.get_total_flops(), problem.approximate
 
 
 def step_of(layers: int, width: int, heads: int, words: int, sequences: int) -> int:
@@ -297,7 +300,8 @@ def seconds(text: str, args: argparse.Namespace) -> list[dict[str, Any]]:
             model = LanguageModel(setting.vocabulary, setting.width, setting.positions, 4)
             optimizer = optimizer_of(kind, model)
             if arm != "plain":
-                primum.attach(model, optimizer, per="token", radius=0.1, exact=arm == "exact")
+                recipe = Primum(radius=0.1, exact=arm == "exact")
+                primum.attach(model, optimizer, per="token", recipe=recipe)
             endless = batches(words, setting, 10**6, torch.Generator().manual_seed(0))
 
             def step(

@@ -8,12 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn, optim
 
-from primum import Problem, Reducer, Solution, StepReport, solve
+from primum import Primum, Problem, Reducer, Solution, StepReport, solve
 from primum.kernel.recipe import RADIUS
 
 SGD: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-3}
 ADAMW: dict[str, Any] = {"lr": 0.01, "weight_decay": 0.1}
-PRECISE: dict[str, Any] = {"max_iters": 20, "tolerance": 0.0}  # as `solve` without arguments
+PRECISE: dict[str, Any] = {"recipe": Primum(max_iters=20, tolerance=0.0)}  # as `solve` without arguments
 BOTH = pytest.mark.parametrize(
     ("kind", "options"), [(optim.SGD, SGD), (optim.AdamW, ADAMW)], ids=["SGD", "AdamW"]
 )

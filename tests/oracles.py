@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from primum.kernel.gram import Gram, MatrixFree
 from primum.kernel.optimizers.predict import Update
-from primum.kernel.problem import Solution
+from primum.kernel.problem import Solution, StepProblem
 from primum.kernel.recipe import Recipe
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # outputs and targets of one sample to a number
@@ -58,7 +58,7 @@ def gradients_of(head: MatrixFree) -> Tensor:
 
 def ask(recipe: Recipe, gram: Gram, update: Update, drift: Tensor) -> Solution:
     """A recipe's answer, given the update itself."""
-    return recipe(gram, drift, update.size(recipe.metric), update.lr)
+    return recipe(StepProblem(gram, drift, update.norm(recipe.metric), update.lr))
 
 
 def gram_of(gradients: Tensor, gain: Tensor | float) -> Tensor:
@@ -136,7 +136,7 @@ def clarabel(problem: Literal) -> Optimum:
     """
     import cvxpy as cp  # seconds to import, and few tests need it
 
-    size, harm, reach = len(problem.drift), problem.harm, problem.trust_radius
+    size, harm, reach = len(problem.drift), problem.harm, problem.reach
     nothing = torch.zeros(size, dtype=torch.float64)
     if harm == 0 or reach == 0:
         return Optimum(nothing, harm, harm)

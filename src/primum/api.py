@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from primum.distributed.collectives import world_size
-from primum.distributed.fsdp2 import HeadShard, is_split
+from primum.distributed.fsdp2 import HeadShard, is_split, reshard
 from primum.distributed.over_ranks import OverRanks
 from primum.distributed.scope import Scope
 from primum.guards.effect import Effect
@@ -138,11 +138,12 @@ def _attach(
     *,
     apply: bool,
 ) -> Reducer:
-    chosen = _recipe(recipe, radius)
+    chosen = recipe_of(recipe, radius)
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be an nn.Module, got {type(model).__name__}")
     check_model(model)
     optimizers = list(optimizers_in(optimizer))
+    reshard(model)
     layer = find_head(model, optimizers) if head is None else given_head(model, head)
     names = {id(each): name for name, each in model.named_modules()}
     name = names.get(id(layer), "") or "head"
@@ -165,7 +166,8 @@ def _attach(
         engine.builder = OverRanks(alone, scoped, engine.warn, divisor)
     effect, stopwatch = Effect(engine), Stopwatch(engine)
     watch = StepWatch(engine, model, scale.before_step, stopwatch.after_step, effect.after_step)
-    engine.observers += [stopwatch, watch, Discards(engine, watch), SeveralCalls(engine), scale]
+    discards = Discards(engine, watch, scale.scaler)
+    engine.observers += [stopwatch, watch, discards, SeveralCalls(engine), scale]
     engine.observers += [effect] if scale.scaler else [effect, NonFinite(engine)]
     reducer = Reducer(engine, layout, scale, watch, stopwatch)
     hook = HeadHook(layer, engine, reducer, scoped.peers)
@@ -178,13 +180,14 @@ def _attach(
         "primum: %s %s with head %r (%d -> %d), %s, radius %s",
         "reweighting" if apply else "observing",
         {"auto": "samples or tokens, as the first batch shows"}.get(per, f"{per}s"),
-        *(name, layer.in_features, layer.out_features, type(held["weight"]).__name__),
+        *(name, *reversed(own.shape), type(held["weight"]).__name__),
         radius if radius is not None else chosen.radius_of(layout.per),
     )
     return reducer
 
 
-def _recipe(recipe: Recipe | str, radius: float | None) -> Recipe:
+def recipe_of(recipe: Recipe | str, radius: float | None) -> Recipe:
+    """The recipe that `attach` uses for these arguments."""
     if recipe == "primum":
         return Primum(radius=radius)
     if recipe == "paper":

@@ -19,7 +19,7 @@ from primum.hooks.head_hook import HeadHook
 from primum.hooks.private import eager
 from primum.kernel.engine import Engine
 from primum.kernel.report import StepReport
-from primum.tokens.layout import Granularity
+from primum.tokens.layout import CHOICES, Granularity
 
 if TYPE_CHECKING:
     from primum.diagnostics.self_check import SelfCheck
@@ -95,7 +95,7 @@ class Reducer:
     def __repr__(self) -> str:
         head, engine = self.head, self._engine
         recipe = engine.recipe
-        shape = "" if head is None else f" ({head.in_features} -> {head.out_features})"
+        shape = "" if head is None else " ({1} -> {0})".format(*engine.head.shape)
         radius = recipe.radius_of(self._layout.per)
         settings = "" if radius is None else f", radius={radius:g}"
         most = getattr(recipe, "max_extra_weight", None)
@@ -143,7 +143,7 @@ class Reducer:
         return weighted_loss(self._hook(), losses)
 
     def check(self, loss_fn: Callable[[nn.Module, Any], Tensor], batch: Any) -> SelfCheck:
-        """Compare gradients and predicted step with slow references on one batch; prints the result.
+        """Compare gradients and predicted step with slow references on one batch; print it.
 
         The gradients that the hook leaves are compared with those of `mean((1 + w) * losses)`, and
         the head's predicted step with a real one. Works on copies: model, optimizer and random
@@ -245,6 +245,7 @@ def _check_state(state: Any, recipe: str) -> None:
     }
     wrong = sorted(name for name, kind in kinds.items() if not isinstance(state.get(name), kind))
     if not wrong:
+        wrong += [] if state["per"] in CHOICES else ["per"]
         whole = state["fallbacks"].numel() == 1
         wrong += [] if whole else ["fallbacks"]
         factors = state["factors"].items()

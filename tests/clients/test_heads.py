@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ TEXT = {
     "max_position_embeddings": 16,
 }
 LABELS = {"num_labels": 3}
+WAY_OUT = r"loss = reducer\(losses\)"
 
 
 def made(name: str, config: str, **options: Any) -> nn.Module:
@@ -90,32 +92,32 @@ class TestTransformers:
             16,
             width,
         )
-        with pytest.raises(ValueError, match=r"cannot tell.*visual_projection.*text_projection"):
+        with pytest.raises(ValueError, match=r"cannot tell.*text_projection.*visual_projection"):
             find_head(model)
 
-    @pytest.mark.parametrize(
-        ("name", "config", "heads"),
-        [
-            ("BertForPreTraining", "BertConfig", ["cls.predictions.decoder", "seq_relationship"]),
-            ("GPT2DoubleHeadsModel", "GPT2Config", ["lm_head", "multiple_choice_head.summary"]),
-        ],
-    )
-    def test_two_outputs_are_refused(self, name: str, config: str, heads: list[str]) -> None:
-        model = made(name, config, **({"n_embd": 16} if "GPT2" in name else {}))
-        with pytest.raises(ValueError, match="may each produce an output") as caught:
-            find_head(model)
-        assert all(head in str(caught.value) for head in heads)
+    @pytest.mark.parametrize("both", [False, True])
+    def test_two_outputs(self, both: bool) -> None:
+        """Weighed, unless the loss also uses the other one: then the first pass says so, once."""
+        model = made("BertForPreTraining", "BertConfig")
+        assert name_of(model, find_head(model)) == "cls.predictions.decoder"
+        reducer = primum.attach(model, optim.SGD(model.parameters(), lr=1e-3), per="sample")
+        for number in range(3):
+            output = model(input_ids=torch.randint(1, 40, (6, 7)))
+            loss = output.prediction_logits.pow(2).sum()
+            loss = loss + output.seq_relationship_logits.pow(2).sum() if both else loss
+            first = both and number == 0
+            with pytest.warns(RuntimeWarning, match=WAY_OUT) if first else nullcontext():
+                loss.backward()
+        assert reducer.last is not None
+        assert reducer.last.applied is not both
 
     @pytest.mark.parametrize("name", ["BertModel", "AlbertModel"])
     def test_a_model_without_a_head_is_refused(self, name: str) -> None:
         with pytest.raises(ValueError, match="cannot tell which layer is the head"):
             find_head(made(name, name.replace("Model", "Config")))
 
-    def test_a_convolution_is_named(self) -> None:
-        with pytest.raises(
-            ValueError,
-            match=r"come from decode_head\.classifier \(a convolution\), and primum can only",
-        ):
+    def test_a_convolution_is_no_head(self) -> None:
+        with pytest.raises(ValueError, match="cannot tell which layer is the head"):
             find_head(segformer())
 
 
@@ -197,16 +199,25 @@ class SqueezeExcite(nn.Module):
 
 class TestTimm:
     @pytest.mark.parametrize(
-        ("model", "message"),
+        ("model", "heads"),
         [
-            (CrossViT, r"head\.0 and head\.1 may each produce an output"),
-            (LeViT, r"head\.linear and head_dist\.linear may each produce an output"),
-            (SqueezeExcite, r"gate\.2 and out \(a convolution\) may each produce an output"),
+            (CrossViT, r"head\.1 \(12 -> 4\), head\.0 \(8 -> 4\)"),
+            (LeViT, r"head\.linear \(8 -> 4\), head_dist\.linear \(8 -> 4\)"),
         ],
     )
-    def test_refused(self, model: Callable[[], nn.Module], message: str) -> None:
-        with pytest.raises(ValueError, match=message):
+    def test_two_heads_are_refused(self, model: Callable[[], nn.Module], heads: str) -> None:
+        with pytest.raises(ValueError, match=f"cannot tell which layer.*one of: {heads}"):
             find_head(model())
+
+    def test_a_gate_stays_plain(self) -> None:
+        """The layer that was found scales what the output is made of, as the first pass shows."""
+        model = SqueezeExcite()
+        reducer = primum.attach(model, optim.SGD(model.parameters(), lr=0.1))
+        assert reducer.head is model.gate[2]
+        with pytest.warns(RuntimeWarning, match=f"'gate.2' is only part of .*{WAY_OUT}"):
+            model(torch.randn(6, 3, 5, 5)).pow(2).sum().backward()
+        assert reducer.last is not None
+        assert not reducer.last.applied
 
     def test_one_head_with_a_norm(self) -> None:
         model = LeViT(distilled=False)

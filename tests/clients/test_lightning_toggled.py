@@ -59,8 +59,8 @@ class Adversaries(pl.LightningModule):
         self.untoggle_optimizer(first)
 
         self.toggle_optimizer(second)
-        loss = F.binary_cross_entropy_with_logits(self.judge(real), ones)
-        loss = loss + F.binary_cross_entropy_with_logits(self.judge(fake.detach()), zeros)
+        judged = self.judge(torch.cat([real, fake.detach()]))
+        loss = F.binary_cross_entropy_with_logits(judged, torch.cat([ones, zeros]))
         second.zero_grad()
         self.manual_backward(loss)
         second.step()

@@ -29,7 +29,6 @@ def swapped() -> Iterator[None]:
     torch.__future__.set_swap_module_params_on_conversion(before)
 
 
-@pytest.mark.xfail(strict=True, reason="a weak reference to .grad forbids swapping tensors")
 @pytest.mark.parametrize("removed", [False, True], ids=["attached", "removed"])
 @pytest.mark.parametrize("how", CONVERSIONS)
 def test_a_model_can_be_converted_after_a_step(swapped: None, how: str, removed: bool) -> None:

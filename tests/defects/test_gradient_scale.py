@@ -102,7 +102,6 @@ class Filtered(Writing):
         grad.add_(average, alpha=2.0)
 
 
-@pytest.mark.xfail(strict=True, reason="the clipping factor is measured on the bias alone")
 @pytest.mark.parametrize("make", [momentum, adamw])
 def test_the_weight_is_clipped_and_the_bias_is_not(
     make: Callable[[nn.Module], optim.Optimizer],
@@ -111,7 +110,6 @@ def test_the_weight_is_clipped_and_the_bias_is_not(
     assert max(found[SETTLED:]) < 1e-2, found
 
 
-@pytest.mark.xfail(strict=True, reason="a factor on the bias alone is taken for the weight's, too")
 def test_the_bias_is_clipped_and_the_weight_is_not() -> None:
     found = errors(momentum, lambda model: nn.utils.clip_grad_norm_([model.head.bias], 0.001))
     assert max(found[SETTLED:]) < 1e-2, found
@@ -130,7 +128,6 @@ def test_all_gradients_are_clipped_or_none(
     assert max(found[SETTLED:]) < 1e-2, found
 
 
-@pytest.mark.xfail(strict=True, reason="what an optimizer writes into .grad is taken for clipping")
 @pytest.mark.parametrize("kind", [Lars, Normalised, Filtered])
 def test_an_optimizer_that_writes_into_the_gradient(kind: type[Writing]) -> None:
     """Its step is predicted by a dry run, which knows nothing of a factor and needs none."""

@@ -20,7 +20,6 @@ def alien(name: str, module: str, *bases: type) -> type:
     return type(name, bases, {"__module__": module})
 
 
-@pytest.mark.xfail(strict=True, reason='"must be a torch.optim.Optimizer, got Optimizer"')
 @pytest.mark.parametrize(
     ("name", "module", "way_out"),
     [
@@ -39,7 +38,6 @@ def test_an_optimizer_of_another_package_is_named_in_full(
     assert way_out in message.replace("torch.optim.Optimizer", "").replace(module, "")
 
 
-@pytest.mark.xfail(strict=True, reason='"head must be an nn.Linear, got Linear"')
 def test_a_head_that_is_no_linear_layer_is_named_in_full() -> None:
     class Linear(nn.Module):
         """Keras's dense layers, say: the weight is [in, out]."""
@@ -58,7 +56,6 @@ def test_a_head_that_is_no_linear_layer_is_named_in_full() -> None:
         primum.attach(model, sgd(model), head="head")
 
 
-@pytest.mark.xfail(strict=True, reason="up to twelve candidates are listed, the likely one last")
 def test_at_most_three_candidates_and_the_likely_one_first() -> None:
     layers = [nn.Linear(6, 6) for _ in range(6)]
     model = nn.Sequential(*layers, nn.Linear(6, 4))
@@ -85,7 +82,6 @@ class GraphLinear(nn.Module):
 GraphLinear.__module__, GraphLinear.__qualname__ = "torch_geometric.nn.dense.linear", "Linear"
 
 
-@pytest.mark.xfail(strict=True, reason="only nn.Linear is accepted, whatever a layer computes")
 @pytest.mark.parametrize("head", ["head", None], ids=["given", "found"])
 def test_a_layer_that_behaves_as_a_linear_one_is_accepted(head: str | None) -> None:
     found = []
@@ -103,7 +99,6 @@ def test_a_layer_that_behaves_as_a_linear_one_is_accepted(head: str | None) -> N
     assert_equal(actual, expected)
 
 
-@pytest.mark.xfail(strict=True, reason="only nn.Linear is accepted, whatever a layer computes")
 def test_a_layer_whose_output_is_another_stays_plain() -> None:
     """It looks like a linear layer; its output in the first pass shows that it is none."""
     model: Any = net()
@@ -114,7 +109,7 @@ def test_a_layer_whose_output_is_another_stays_plain() -> None:
     with warned() as messages:
         try:
             primum.attach(model, optimizer, head="head")
-        except ValueError as error:  # seen when attaching: as good
+        except (TypeError, ValueError) as error:  # seen when attaching: as good
             refused = str(error)
         else:
             refused = ""
@@ -126,7 +121,6 @@ def test_a_layer_whose_output_is_another_stays_plain() -> None:
     assert len(messages) == 1
 
 
-@pytest.mark.xfail(strict=True, reason="losses over pairs of rows are not refused")
 @pytest.mark.parametrize("name", ["RewardTrainer", "DPOTrainer"])
 def test_trainers_whose_loss_is_over_pairs_are_refused_by_name(name: str) -> None:
     """Only the loss outside the model shows that rows are chosen and rejected answers."""
@@ -137,7 +131,6 @@ def test_trainers_whose_loss_is_over_pairs_are_refused_by_name(name: str) -> Non
         integration.PrimumCallback().add_to(trainer)
 
 
-@pytest.mark.xfail(strict=True, reason="losses are wanted for each row of the head's output")
 def test_the_explicit_form_takes_losses_of_questions() -> None:
     """Four questions, twelve rows of choices: the way out that the refusal of the hook names."""
     model = net(1, lambda logits, _: logits.view(4, 3))

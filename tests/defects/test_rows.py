@@ -112,7 +112,6 @@ def made(case: Mixed) -> nn.Module:
     return case.make().double()
 
 
-@pytest.mark.xfail(strict=True, reason="rows of the head's output are taken for samples")
 @pytest.mark.parametrize("name", MIXED)
 def test_rows_that_are_not_samples_stay_plain_and_the_explicit_form_is_named(name: str) -> None:
     """From the first step on: it is the only one in which everything is still to lose."""
@@ -134,7 +133,6 @@ def test_rows_that_are_not_samples_stay_plain_and_the_explicit_form_is_named(nam
     assert "reducer(losses)" in str(own[0].message)
 
 
-@pytest.mark.xfail(strict=True, reason="a head that the user passes is not checked at all")
 def test_a_value_layer_beside_the_policy() -> None:
     """An actor-critic with a shared trunk, as in PPO."""
 
@@ -272,7 +270,6 @@ def critic() -> tuple[nn.Module, Tensor, Tensor]:
     return Critic().double(), batch(0, B)[0], batch(1, B)[0]
 
 
-@pytest.mark.xfail(strict=True, reason="two calls of the head are solved apart without a word")
 def test_two_calls_in_one_backward_pass_name_the_explicit_form() -> None:
     model, real, fake = critic()
     primum.attach(model, sgd(model))
@@ -281,7 +278,6 @@ def test_two_calls_in_one_backward_pass_name_the_explicit_form() -> None:
         (first.mean() + second.mean()).backward()
 
 
-@pytest.mark.xfail(strict=True, reason="losses of two calls with rows of their own are refused")
 def test_the_explicit_form_solves_two_calls_as_one_call_on_all_rows() -> None:
     found = []
     for calls in (1, 2):
@@ -331,7 +327,6 @@ def weights_of(model: nn.Module, **options: Any) -> Tensor:
     return report_of(reducer).extra_weights
 
 
-@pytest.mark.xfail(strict=True, reason="an unused layer after the head overrules head=")
 def test_an_unused_layer_after_a_given_head_changes_nothing() -> None:
     expected = weights_of(unused(False))
     assert expected.max() > 0.05
@@ -364,7 +359,6 @@ def test_an_unused_layer_is_not_taken_for_the_head_without_a_word() -> None:
 # --- rows of the report, the mode of the head -----------------------------------------------------
 
 
-@pytest.mark.xfail(strict=True, reason="rows without a loss dilute the shares of the report")
 @pytest.mark.parametrize("per", ["sample", "token"])
 def test_rows_without_a_loss_do_not_count_in_the_shares(per: str) -> None:
     model = net()
@@ -385,7 +379,6 @@ def test_rows_without_a_loss_do_not_count_in_the_shares(per: str) -> None:
     assert float(report.harmed_after) == pytest.approx(float(after))
 
 
-@pytest.mark.xfail(strict=True, reason="a head in eval mode falls back, though it is trained")
 @pytest.mark.parametrize("part", ["model", "head"])
 def test_weights_are_applied_in_eval_mode_if_the_head_is_trained(part: str) -> None:
     """Fine-tuning with frozen batch norm: `model.eval()` with gradients."""
@@ -396,7 +389,6 @@ def test_weights_are_applied_in_eval_mode_if_the_head_is_trained(part: str) -> N
     assert torch.equal(weights_of(model), expected)
 
 
-@pytest.mark.xfail(strict=True, reason="a Fisher pass in eval mode is told to call model.train()")
 def test_a_fisher_pass_in_eval_mode_is_not_told_to_train() -> None:
     """As elastic weight consolidation does it: gradients that are read, of each batch."""
     model = net()

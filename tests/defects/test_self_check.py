@@ -14,7 +14,6 @@ import primum
 
 from .scene import Net, batch, net, sgd, train
 
-pytestmark = pytest.mark.xfail(strict=True, reason="there is no reducer.check yet")
 Batch = tuple[Tensor, Tensor]
 
 

@@ -49,12 +49,11 @@ def test_state_waits_for_the_reducer_or_goes_to_it() -> None:
     state = trained(recipe="paper").state_dict()
     early, late = Attachment({"recipe": "paper"}), Attachment({"recipe": "paper"})
     early.load_state_dict(state)
-    begun(early)
-    begun(late)
+    alive = begun(early), begun(late)
     late.load_state_dict(state)
     for each in (early, late):
         assert each.state_dict()["recipe_state"]["calls"] == 10
-    begun(early)  # what waited is used up
+    alive = begun(early), alive[1]  # what waited is used up
     assert early.state_dict()["recipe_state"]["calls"] == 0
 
 

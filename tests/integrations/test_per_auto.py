@@ -101,8 +101,8 @@ class TestTrainer:
         assert callback.last.per == "sample"
         assert len(callback.last.extra_weights) == ROWS
         lines = [each.getMessage() for each in caplog.records if each.name == "primum"]
-        assert len(lines) == 1
-        assert "reweighting samples, radius 0.4" in lines[0]
+        assert len(lines) == 2
+        assert "reweighting samples, radius 0.4" in lines[1]
 
     def test_resumed(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         torch.manual_seed(0)

@@ -222,8 +222,8 @@ class TestLifetime:
         assert callback.state()["reducer"]["recipe_state"]["calls"] == STEPS
 
     def test_wrong_settings_fail_at_once(self) -> None:
-        with pytest.raises(ValueError, match=r"max_extra_weight must be >= 0 and finite, got -1"):
-            PrimumCallback(max_extra_weight=-1)
+        with pytest.raises(ValueError, match=r"radius must be >= 0 and finite, got -1"):
+            PrimumCallback(radius=-1)
 
 
 class TestResume:

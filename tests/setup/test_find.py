@@ -14,6 +14,7 @@ from torch import Tensor, nn, optim
 from primum.setup.find import candidates, find_head, given_head, is_linear
 
 Linear = nn.Linear
+UNTRAINED = "no nn.Linear is trained (with PEFT: list the head in modules_to_save)"
 
 
 def net(**children: nn.Module) -> nn.Module:
@@ -179,7 +180,7 @@ def test_adapters_are_no_heads() -> None:
     adapted = net(base_layer=Linear(8, 3).requires_grad_(False), **pair)
     for head in (adapted, Linear(8, 3).requires_grad_(False)):
         model = net(body=net(query=adapted), lm_head=head)
-        assert candidates(model) == "no nn.Linear of the model is trained"
+        assert candidates(model) == UNTRAINED
     assert find_head(model) is head  # refused by check_head, in words
     with pytest.raises(ValueError, match="cannot tell"):
         find_head(net(body=conv(), lm_head=adapted))
@@ -192,9 +193,7 @@ def test_the_likely_candidates_come_first_and_three_at_most() -> None:
         "pass head= one of: lm_head (2 -> 9), layer3 (2 -> 2), layer2 (2 -> 2) and 2 more"
     )
     assert candidates(Linear(2, 2)) == "pass head= one of: the model itself"
-    assert candidates(Linear(2, 2).requires_grad_(False)) == (
-        "no nn.Linear of the model is trained"
-    )
+    assert candidates(Linear(2, 2).requires_grad_(False)) == UNTRAINED
 
 
 @pytest.mark.parametrize("name", ["out", "module.out", "_orig_mod.module.out"])

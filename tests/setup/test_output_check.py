@@ -187,6 +187,19 @@ def test_a_second_layer_that_the_loss_does_not_use() -> None:
     assert int(attached.engine.fallbacks.value) == 0
 
 
+@pytest.mark.parametrize("uses", [False, True])
+@pytest.mark.filterwarnings("ignore:primum")
+def test_a_second_layer_beside_a_loss_inside(uses: bool) -> None:
+    model = net()
+    model.finish = lambda z, x: (z.square().mean(), model.other(x))
+    attached = Attached(model)
+    for _ in range(2):
+        loss, values = model(inputs())
+        said = attached.outcome(loss + values.square().mean() if uses else loss)
+    assert said == (attached.check.trouble if uses else "weighted")
+    assert bool(attached.check.trouble) is uses
+
+
 @pytest.mark.parametrize("finish", ["sum", "gate", "temperature"])
 def test_parameters_beside_the_head(finish: str) -> None:
     model = net()

@@ -92,7 +92,7 @@ def _applied(
         losses = loss_fn(model, batch)
         if losses.dim() == 0:
             raise ValueError('loss_fn must return one loss per sample: use reduction="none"')
-        losses.mean().backward()
+        torch.autograd.backward(losses.mean())
         report = own.last
     if report is None:
         return _grads(model), torch.zeros((), device=losses.device), "no gradient reached the head"
@@ -113,7 +113,8 @@ def _wanted(
     rows = max(weights.numel(), 1)
     if losses.numel() % rows:
         raise ValueError(f"loss_fn returned {losses.numel()} losses for {rows} rows of the head")
-    ((1 + weights).view(-1, 1).to(losses.dtype) * losses.view(rows, -1)).mean().backward()
+    weighted = (1 + weights).view(-1, 1).to(losses.dtype) * losses.view(rows, -1)
+    torch.autograd.backward(weighted.mean())
     return _grads(model)
 
 

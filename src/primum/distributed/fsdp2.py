@@ -77,6 +77,10 @@ class HeadShard(Head):
         """Each prediction gathers all rows."""
         return False
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self._outputs, self._inputs
+
     def divisor(self) -> float:
         """What the sum of the ranks' gradients is divided by."""
         group = self._records["weight"][1] if "weight" in self._records else None
@@ -178,14 +182,17 @@ class HeadShard(Head):
         return {part: grad for part, grad in found.items() if grad is not None}
 
 
+def reshard(model: nn.Module) -> None:
+    """Free the whole parameters, which may still be there after an evaluation."""
+    for module in fsdp_modules(model):
+        module.reshard()
+
+
 def is_split(model: nn.Module, layer: nn.Linear, name: str) -> bool:
     """Whether `fully_shard` has split a layer; raises for other kinds of sharding."""
-    modules = list(fsdp_modules(model))
-    for module in modules:
-        module.reshard()  # after an evaluation the whole parameters may still be there
     if not is_sharded(layer.weight):
         return False
-    if not modules:
+    if not any(fsdp_modules(model)):
         raise ValueError(
             f"{name}.weight is a DTensor, but no module of this model was passed to fully_shard: "
             "tensor parallelism is not supported for the head; leave it out of the plan. Under "

@@ -189,9 +189,8 @@ class OverRanks(Builder):
         else:
             own = head.accumulated(batch.dtype)
         if not isinstance(own, Tensor):
-            layer = head.layer
-            size = layer.out_features, layer.in_features + ("bias" in head.trained)
-            own = share.new_zeros(size)
+            outputs, inputs = head.shape
+            own = share.new_zeros(outputs, inputs + ("bias" in head.trained))
         return peers.all_reduce(own * share)
 
     def _strategy(

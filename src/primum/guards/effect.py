@@ -13,7 +13,7 @@ STEPS = 100
 # had 0.2 times the radius or more in all stored runs, and per token text had 0.4.
 LEAST, LEAST_OF_RADIUS = 1e-3, 0.05
 MANY = 0.1  # Share of samples that are harmed, above which there was something to remove.
-SATURATED, HARDLY = 0.5, 0.8  # A mean weight above, and a share of the harmed that is left.
+SATURATED, HARDLY = 0.4, 0.75  # A mean weight above, and a share of the harmed that is left.
 SMALL = 0.01  # A radius below this leaves no room for weights.
 
 
@@ -38,7 +38,9 @@ class Effect(Observer):
         if self._known or self._engine.plain:
             return
         self._weighted = True  # since the last step
-        total = report.extra_weights.norm(1)  # a recipe may have negative ones
+        weights = report.extra_weights.norm(1)  # a recipe may have negative ones
+        harmed = [(drift > 0).sum() for drift in (report.drift, report.drift_after)]
+        total = torch.stack([weights, *(each.to(weights) for each in harmed)])
         self._total = total if self._total is None else self._total + total
         self._rows += len(report.extra_weights)
         self._last = report
@@ -65,11 +67,13 @@ class Effect(Observer):
         if message:
             self._engine.warn("effect", message, UserWarning)
 
-    def _judge(self, mean: Tensor, last: StepReport) -> str:
-        """What to warn of; empty if the weights do something."""
+    def _judge(self, means: Tensor, last: StepReport) -> str:
+        """What to warn of; empty if the weights do something.
+
+        Of all rows of all passes: extra weight, share harmed without and with weights. [3].
+        """
         per, radius = last.per, self._engine.recipe.radius_of(last.per) or 0.0
-        figures = torch.stack([x.to(mean) for x in (mean, last.harmed_before, last.harmed_after)])
-        mean_weight, before, after = figures.tolist()  # SYNC: once, after a hundred steps
+        mean_weight, before, after = means.tolist()  # SYNC: once, after a hundred steps
         if mean_weight > SATURATED and after > HARDLY * before:
             return (
                 f"weights saturate: the mean extra weight is {mean_weight:.2f}, and {after:.0%} of "
@@ -91,17 +95,17 @@ def _why(harmed: float, per: str, radius: float, sequences: bool) -> str:
         return f"radius={radius:g} leaves no room for weights; the default is larger"
     if per == "sample" and sequences:
         return (
-            f"The last step raised the loss of {harmed:.1%} of the sequences: few whole sequences "
+            f"A step raised the loss of {harmed:.1%} of the sequences: few whole sequences "
             "are harmed, since each loss is a mean over many positions; pass per='token' to "
             "reweight positions individually"
         )
     if harmed > MANY:
         return (
-            f"The last step raised the loss of {harmed:.1%} of the {per}s; either weights this "
+            f"A step raised the loss of {harmed:.1%} of the {per}s; either weights this "
             "small are enough, or the radius or the recipe allows no larger ones; pass a larger "
             "radius to try, or call primum.detach(model) to save the overhead"
         )
     return (
-        f"The last step raised the loss of {harmed:.1%} of the {per}s, so there is little "
+        f"A step raised the loss of {harmed:.1%} of the {per}s, so there is little "
         "interference to reduce; call primum.detach(model) to save the overhead"
     )

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from primum.hooks.private import at_end_of_backward, version
+from primum.hooks.private import at_end_of_backward, is_sharded, version
 from primum.kernel.engine import Observer
 from primum.kernel.head import Head
 from primum.kernel.scalars import Scalar, accum_dtype, on_host, scalar
@@ -75,7 +75,11 @@ class MeasuredScale(Observer):
             self._left[part] = vector if unscale is None else vector * unscale
 
     def _vectors(self, grads: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        dense = {part: grad for part, grad in grads.items() if grad.layout == torch.strided}
+        dense = {
+            part: grad
+            for part, grad in grads.items()
+            if grad.layout == torch.strided and not is_sharded(grad)  # sharded after attach
+        }
         found = {}
         for part, grad in dense.items():
             dtype = accum_dtype(grad.dtype)

@@ -175,8 +175,8 @@ class Steps:
         optimizer = self._optimizer()
         if self in self._all and not self._stepped and optimizer is not None and self._watch():
             logging.getLogger("primum").warning(
-                "primum: the model of head %r was deleted before a step of its optimizer, so no "
-                "weights were computed; if training builds a new model, attach to that one",
+                "primum: the model of head %r no longer exists, and its optimizer has not stepped; "
+                "if training builds a new model, attach to that one",
                 self._name,
             )
 
@@ -234,15 +234,23 @@ class Steps:
 
 @eager
 @torch.no_grad()
-def _before_step(optimizer: Optimizer, *_: Any) -> None:
-    for each in list(Steps._all):
-        each.before(optimizer)
+def _before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    if not _has_closure(args, kwargs):
+        for each in list(Steps._all):
+            each.before(optimizer)
+
+
+def _has_closure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether backward and clipping happen within the step, as in Lightning."""
+    return any(map(callable, (*args[1:], *kwargs.values())))
 
 
 @eager
-def _after_step(stepped: Optimizer, *_: Any) -> None:
+def _after_step(stepped: Optimizer, args: Any, kwargs: Any) -> None:
     for each in list(Steps._all):
         try:
+            if _has_closure(args, kwargs):
+                each.before(stepped)
             each.after(stepped)
         except Warning:
             raise  # turned into an error by the user's own filter

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from primum.guards.steps import StepWatch
+from primum.hooks.private import skip_record
 from primum.kernel.engine import Engine, Observer, weak
 from primum.kernel.report import StepReport
 from primum.kernel.scalars import on_host, read
@@ -25,8 +27,12 @@ class NonFinite(Observer):
         self._engine = weak(engine)
 
     def on_solution(self, report: StepReport) -> None:
-        if self._engine.fallbacks.add(_number(report.objective, lambda x: x == torch.inf)):
-            self._engine.warn(
+        engine, failed = self._engine, _number(report.objective, lambda x: x == torch.inf)
+        certain = engine.fallbacks.add(failed)
+        if isinstance(failed, Tensor) or failed:
+            engine.last = replace(report, fallbacks=engine.fallbacks.value)
+        if certain:
+            engine.warn(
                 "values",
                 "fell back to plain gradients: the step's values were not finite. If the loop uses "
                 "a GradScaler, pass it as scaler=; such steps are then expected",
@@ -36,33 +42,33 @@ class NonFinite(Observer):
 class Discards(Observer):
     """Counts weighted passes whose gradients no optimizer step used."""
 
-    def __init__(self, engine: Engine, steps: StepWatch) -> None:
-        self._engine, self._watch = weak(engine), steps
+    def __init__(self, engine: Engine, steps: StepWatch, scaler: Any = None) -> None:
+        self._engine, self._watch, self._scaler = weak(engine), steps, scaler
         self._pending: Tensor | int = 0  # weighted passes that no step has used yet
-        self._pending_steps = self._pending_version = 0
+        self._since: tuple[tuple[int, int], object] = ((0, 0), None)
 
     def forget(self) -> None:
-        """Drop pending passes: a GradScaler skipped their step, or another state was loaded."""
+        """Drop pending passes: another state was loaded."""
         self._pending = 0
 
     @property
     def pending(self) -> bool:
         """Whether gradients of earlier passes were changed and no step has used them yet."""
-        watch = self._watch
-        used = self._pending_steps != watch.steps or self._pending_version != self._version()
-        return (
-            watch.counts and not used and (isinstance(self._pending, Tensor) or self._pending > 0)
-        )
+        some = isinstance(self._pending, Tensor) or self._pending > 0
+        (before, record), (now, new) = self._since, self._moment()
+        return self._watch.counts and some and before == now and record is new
 
-    def _version(self) -> int:
-        return self._engine.head.version
+    def _moment(self) -> tuple[tuple[int, int], object]:
+        """Changes with each step, also with one that a GradScaler skips, in its `update()`."""
+        steps, version = self._watch.steps, self._engine.head.version
+        return (steps, version), skip_record(self._scaler)
 
     def on_weighted(self, report: StepReport) -> None:
         """Not one that is not finite, nor one of zero gradients: these leave nothing to discard."""
         before = self._pending if self.pending else 0
         finite = _number(report.objective, lambda value: value < torch.inf)
         self._pending = finite * _number(report.drift.any(), lambda value: value != 0) + before
-        self._pending_steps, self._pending_version = self._watch.steps, self._version()
+        self._since = self._moment()
 
     def on_arrival(self, grad: Tensor, again: bool) -> None:
         """At the start of a backward pass: pending passes were discarded unless `.grad` is kept."""
@@ -88,10 +94,13 @@ class SeveralCalls(Observer):
     """Says once that the calls of the head in one backward pass are reweighted apart."""
 
     def __init__(self, engine: Engine) -> None:
-        self._engine = weak(engine)
+        self._engine, self._again = weak(engine), False
 
     def on_arrival(self, grad: Tensor, again: bool) -> None:
-        if again and not self._engine.plain and grad.dim() > 1 and grad.size(0) > 1:
+        self._again = again and grad.dim() > 1 and grad.size(0) > 1
+
+    def before_solving(self, explicit: bool) -> None:
+        if self._again and not explicit and not self._engine.plain:
             self._engine.warn(
                 "calls",
                 f"the head {self._engine.head.name!r} ran more than once in one backward pass (two "

@@ -25,7 +25,7 @@ from primum.hooks.private import (
 )
 from primum.hooks.unsaved import Hook
 from primum.kernel.engine import Engine
-from primum.kernel.head import registered
+from primum.kernel.head import Plain, registered
 
 NEAR = 6  # Nodes between the head's output and its weight: views, casts, the transpose.
 
@@ -47,7 +47,7 @@ class HeadCall:
     """
 
     def __init__(
-        self, key: object, head: nn.Linear, inputs: Tensor, output: Tensor, peers: Any = None
+        self, key: object, head: nn.Module, inputs: Tensor, output: Tensor, peers: Any = None
     ) -> None:
         self.peers, self.before = peers, None
         self.weight = registered(head, "weight")
@@ -241,7 +241,6 @@ class HeadHook(Source):
                 "device); use DistributedDataParallel",
             )
             return
-        assert isinstance(layer, nn.Linear)
         weight = registered(layer, "weight")
         if weight is not None and not weight.requires_grad:
             return  # frozen for this pass: it trains something else
@@ -257,6 +256,11 @@ class HeadHook(Source):
         engine, weight = self.engine, self._head.weight
         if engine is None or not self._head.alive or not call.trains_head():
             return None  # a gradient for another purpose
+        if inside_functorch():
+            raise Plain(
+                "the gradients of single losses or samples are computed (torchjd, torch.func), and "
+                "weights need the gradient of their mean"
+            )
         if weight is not call.weight and not is_sharded(weight):  # fully_shard replaces it
             return None  # a gradient of other weights
         if self._head.spent and call.accumulator is not None and returns(call.accumulator):
@@ -301,5 +305,6 @@ class HeadHook(Source):
         weighted = engine.reweight([call], [gradient])
         if weighted is None:
             return None
-        engine.handed_on()
+        if not gradient.requires_grad:  # else gradients of the weighted ones follow
+            engine.handed_on()
         return weighted[0]

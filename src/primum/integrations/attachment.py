@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from inspect import signature
 from typing import Any
 
 import torch
@@ -10,6 +11,8 @@ from torch import nn
 
 import primum
 from primum import Reducer, StepReport
+from primum.api import recipe_of
+from primum.tokens.layout import Granularity
 
 PREFIX = "primum/"
 
@@ -33,13 +36,10 @@ class Attachment:
         self._waiting: dict[str, Any] | None = None
         self._final: dict[str, Any] = {}
         self._logged: StepReport | None = None
-        # Fail on wrong settings here, not when training starts. Draws no random numbers.
-        layer: nn.Linear = nn.utils.skip_init(nn.Linear, 1, 1)  # type: ignore[no-untyped-call]
-        stepper = torch.optim.SGD(layer.parameters())
-        later = ("head", "scope")  # need the model or the process group
-        primum.attach(
-            layer, stepper, **{k: v for k, v in settings.items() if k not in later}
-        ).remove()
+        # Fail on wrong settings here, not when training starts.
+        signature(primum.attach).bind(None, None, **settings)
+        recipe_of(settings.get("recipe", "primum"), settings.get("radius"))
+        Granularity(settings.get("per", "auto"), "")
 
     @property
     def last(self) -> StepReport | None:

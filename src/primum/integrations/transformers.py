@@ -21,6 +21,9 @@ from primum.integrations.keep_head import way_out, when_fused
 logger = logging.get_logger("transformers.primum")  # follows the Trainer's log_level
 
 
+PAIRS = ("RewardTrainer", "DPOTrainer", "ORPOTrainer", "CPOTrainer", "KTOTrainer", "BCOTrainer")
+
+
 class PrimumCallback(TrainerCallback, ExportableState):
     """Reduces per-sample interference while a Trainer trains: `PrimumCallback().add_to(trainer)`.
 
@@ -55,6 +58,14 @@ class PrimumCallback(TrainerCallback, ExportableState):
 
     def add_to(self, trainer: Trainer) -> PrimumCallback:
         """Add this as the first callback of a Trainer, so that its loggers get the metrics too."""
+        names = [each.__name__ for each in type(trainer).__mro__]
+        pairs = next((name for name in PAIRS if name in names), None)
+        if pairs is not None:
+            raise TypeError(
+                f"{pairs} is not supported: its loss compares rows of a batch (a chosen with a "
+                "rejected answer), so weights per row are not weights per sample. In a loop of "
+                "your own, compute one loss per pair and use loss = reducer(losses)"
+            )
         trainer.callback_handler.callbacks.insert(0, self)
         self._trainer = weakref.ref(trainer)
         return self

@@ -54,10 +54,9 @@ class Builder:
     def build(self, head: Head, batch: HeadBatch, recipe: Recipe) -> StepProblem:
         """The problem of the coming step, with the cheaper form of its Gram operator."""
         if len(batch.inputs) < 2:
-            raise Plain(
-                "a batch of one sample has nothing to trade off and keeps its plain gradient",
-                counted=False,
-            )
+            few = f"a batch of one {batch.per}" if len(batch.inputs) else "an empty batch"
+            why = f"{few} has nothing to trade off and keeps its plain gradient"
+            raise Plain(why, counted=False)
         if self._goes_in_blocks(head, batch, recipe):
             return self._in_blocks(head, batch, recipe)
         x, g = batch.features(head.trained), batch.grads()

@@ -163,7 +163,7 @@ class Engine:
         for each in self.observers:
             each.before_solving(terms is not None)
         inputs = [each.inputs() for each in calls]
-        width = self.head.layer.in_features
+        width = self.head.shape[1]
         if inputs[0].shape[-1] != width:
             raise Plain(
                 f"the head's first argument has {inputs[0].shape[-1]} features, not {width}; pass "

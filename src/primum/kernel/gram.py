@@ -36,6 +36,10 @@ class Gram:
         """`gram @ vector`. [B] -> [B]."""
         raise NotImplementedError
 
+    def scaled(self, factor: float) -> Gram:
+        """The operator of gradients times `factor`."""
+        raise NotImplementedError
+
     def over_all(self, *sums: Tensor) -> Sequence[Tensor]:
         """Sums over the samples that are here -> over the samples of all ranks."""
         return sums if self.all_reduce is None else self.all_reduce(torch.stack(sums)).unbind()
@@ -50,6 +54,9 @@ class Dense(Gram):
 
     def times(self, vector: Tensor) -> Tensor:
         return self.matrix @ vector
+
+    def scaled(self, factor: float) -> Gram:
+        return Dense(self.matrix * factor**2)
 
 
 class MatrixFree(Gram):
@@ -119,6 +126,9 @@ class MatrixFree(Gram):
         if self.all_reduce is not None:
             total = self.all_reduce(total)
         return self.along(total if is_one(self.gain) else total * self.gain)
+
+    def scaled(self, factor: float) -> Gram:
+        return MatrixFree(self.features, self.output_gradients * factor, self.gain)
 
     def along(self, displacement: Tensor) -> Tensor:
         """`G @ displacement`: each sample's first-order loss change. [d_out, d] -> [B]."""

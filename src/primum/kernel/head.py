@@ -86,6 +86,12 @@ class Head:
         """A count of the in-place changes of the weight; 0 if torch does not tell."""
         return getattr(self.weight, "_version", 0)
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Outputs and inputs."""
+        outputs, inputs = self.layer.weight.shape
+        return outputs, inputs
+
     def is_layer(self, module: nn.Module) -> bool:
         """Whether a module is the layer itself, and no copy of it."""
         return module is self._layer()

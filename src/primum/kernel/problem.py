@@ -108,6 +108,15 @@ class Problem:
         gram = MatrixFree(features, output_gradients, gain)
         return cls._checked(gram, drift, trust_radius, max_extra_weight)
 
+    def scaled(self, factor: float) -> Problem:
+        """The problem of gradients times `factor`: it has the same weights."""
+        return Problem(
+            self.gram.scaled(factor),
+            self.drift * factor**2,
+            self.trust_radius * factor,
+            self.max_extra_weight,
+        )
+
     @classmethod
     def _checked(
         cls, gram: Gram, drift: Tensor, trust_radius: Tensor | float, max_extra_weight: float

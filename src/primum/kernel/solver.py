@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,6 +12,9 @@ from torch.nn.functional import embedding
 
 from primum.kernel.problem import Problem, Solution
 from primum.kernel.scalars import Scalar, at_least, at_most, on_host, read, where
+
+
+SMALL, UNIT = 1e-30, 2.0**40  # A drift below the first is multiplied by the second, squared.
 
 
 def solve(problem: Problem, max_iters: int = 20, tolerance: float = 0.0) -> Solution:
@@ -39,6 +43,8 @@ def solve(problem: Problem, max_iters: int = 20, tolerance: float = 0.0) -> Solu
         raise ValueError(f"max_iters must be >= 1, got {max_iters}")
     gram, drift = problem.gram, problem.drift
     stops = gram.all_reduce is None and on_host(drift) and not torch.compiler.is_compiling()
+    if stops and 0 < read(drift.abs().amax()) < SMALL:  # float32 ends at 1e-38
+        return _in_larger_units(problem, max_iters, tolerance)
     visited: _OneByOne | _AtOnce = _OneByOne(problem) if stops else _AtOnce(problem)
     if stops and not visited.solvable:
         return visited.best(0)  # nobody is harmed, or not finite
@@ -70,6 +76,18 @@ def solve(problem: Problem, max_iters: int = 20, tolerance: float = 0.0) -> Solu
         length = _ratio(moved_by, curvature, length)
     visited.add(point, product, square)
     return visited.best(max_iters)
+
+
+def _in_larger_units(problem: Problem, max_iters: int, tolerance: float) -> Solution:
+    """The same solution: gradients times a power of two change no weight, and no rounding."""
+    found = solve(problem.scaled(UNIT), max_iters, tolerance)
+    back = 1 / UNIT**2
+    return replace(
+        found,
+        objective=found.objective * back,
+        lower_bound=found.lower_bound * back,
+        drift_after=found.drift_after * back,
+    )
 
 
 def _kept(tensor: Tensor) -> Tensor:
@@ -129,7 +147,7 @@ class _Certificate:
         scale = at_most(self._radius / norm, self._most)
         used = scale * norm
         cost = used * used / (2 * self._most)
-        handicap = self._error * (scale * (length * self._trace) ** 0.5 + self.harm)
+        handicap = self._error * (scale * length**0.5 * self._trace**0.5 + self.harm)
         return scale, cost, pull - used * norm + cost, handicap
 
 

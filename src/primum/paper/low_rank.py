@@ -53,17 +53,17 @@ def gram_matrices(gram: MatrixFree, rank: int) -> tuple[Tensor, Tensor]:
         matrix = gram.dense().matrix
         is_one = isinstance(gram.gain, float) and gram.gain == 1.0
         return matrix, matrix if is_one else matrix * gram.gain
-    gain = gram.gain.double() if isinstance(gram.gain, Tensor) else gram.gain
-    squared = MatrixFree(gram.features, gram.output_gradients, gain**2, has_bias=gram.has_bias)
+    assert isinstance(gram.gain, Tensor)
     if gram.factorises or gram.features.dim() == 3:
+        squared = MatrixFree(gram.features, gram.output_gradients, gram.gain**2)
         return gram.dense().matrix, squared.dense().matrix
-    return _with_bias(gram, rank), _with_bias(squared, rank)
+    gain = gram.gain.double()
+    return _with_bias(gram, gain, rank), _with_bias(gram, gain**2, rank)
 
 
-def _with_bias(gram: MatrixFree, rank: int) -> Tensor:
-    x, g, gain = gram.features, gram.output_gradients, gram.gain
-    assert isinstance(gain, Tensor)
+def _with_bias(gram: MatrixFree, gain: Tensor, rank: int) -> Tensor:
+    x, g = gram.features, gram.output_gradients
     if not gram.has_bias:
         return weighted_gram(x, g, gain, rank)
     matrix = weighted_gram(x[:, :-1], g, gain[:, :-1], rank)
-    return matrix.addmm_(g * gain[:, -1], g.t())
+    return matrix.addmm_(g * gain[:, -1].to(g.dtype), g.t())

@@ -73,7 +73,8 @@ def candidates(
         if each is not but and _trained(each, optimizers) and "lora_" not in name
     ]
     if not kept:
-        return f"no {'' if but is None else 'other '}nn.Linear of the model is trained"
+        other = "" if but is None else "other "
+        return f"no {other}nn.Linear is trained (with PEFT: list the head in modules_to_save)"
     kept.sort(key=lambda name: any(part in HEAD_NAMES for part in name.split(".")))
     texts = [f"{name} ({_widths(linears[name])})" if name else "the model itself" for name in kept]
     more = f" and {len(kept) - SHOWN} more" if len(kept) > SHOWN else ""

@@ -35,7 +35,6 @@ UNCALLED = 3  # Passes without the head after which that is said.
 OPAQUE = ("Checkpoint", "Compiled", "DDPSink", Carry.__name__)
 
 WAY_OUT = "compute the loss as loss = reducer(losses), with one loss per sample"
-ELSEWHERE = "does not reach the model's output"
 MIXED = (
     "is mixed over its rows on the way to the model's output (batch norm, a softmax over the "
     f"batch, a graph) or put in another order; {WAY_OUT}"
@@ -104,6 +103,8 @@ class OutputCheck(Observer):
                 hook.engine = engine
 
     def _look(self, model: nn.Module, hook: HeadHook, tensors: list[Tensor]) -> None:
+        if not hook.called and self._uncalled >= UNCALLED:
+            return
         found = [_trace(each, hook) for each in tensors if each.grad_fn is not None]
         called = any(each.calls for each in found)
         if self.trouble or hook.compiled or any(each.hidden for each in found):
@@ -112,47 +113,52 @@ class OutputCheck(Observer):
             self._look_elsewhere(model, hook, found)
         elif called:
             self._passes += 1
-            certain = self._judge([each for each in found if each.output.dim() > 0], model)
+            certain = self._judge(found, model)
             if (certain and model.training) or self._passes == MOST_PASSES:
                 self.remove()
 
     def _look_elsewhere(self, model: nn.Module, hook: HeadHook, found: list[_Trace]) -> None:
         """The head did not make these outputs."""
         head = self._engine.head
-        instead = candidates(model, but=head.layer)
         if hook.called:  # in an earlier pass not: then it runs on what the model puts out
             self.remove()
             if not self._uncalled:
-                self.trouble = f"{self._output} {ELSEWHERE}; {instead}, or {WAY_OUT}"
+                instead = candidates(model, but=head.layer)
+                self.trouble = (
+                    f"{self._output} does not reach the model's output; {instead}, or {WAY_OUT}"
+                )
         elif head.weight is not None and head.weight.requires_grad:
             self._uncalled += 1
             unused = all(head.weight is not param for each in found for param in each.params)
             if self._uncalled == UNCALLED and unused:
                 text = f"the model does not call {head.name!r}, so no weights are computed"
-                self._engine.warn("idle", f"{text}; {instead}")
+                self._engine.warn("idle", f"{text}; {candidates(model, but=head.layer)}")
 
     def _judge(self, found: list[_Trace], model: nn.Module) -> bool:
         """Judge outputs that have rows. Whether that is certain."""
         edges = [edge.node for each in found for edge in each.calls.values()]
         behind = _walk(edges)[1]
         rows = {call.inputs().shape[0] for each in found for call in each.calls}
+        found = [each for each in found if each.output.dim() > 0]
         said: list[str | None] = []
         for each in found:
             if each.calls:
-                said.append(PART if each.params else self._rows(each, model))
+                # A temperature or the scale of a norm after the head leaves rows as they are.
+                apart = any(p.dim() > 1 or p in behind for p in each.params)
+                said.append(PART if apart else self._rows(each, model))
             else:  # of parameters of its own, with as many rows: a second head?
                 beside = len(each.output) in rows and not each.params <= behind
                 said.append(PART if beside else "")
-        bad = [text for text in said if text]
-        if bad and all(text for each, text in zip(found, said, strict=True) if each.calls):
-            self.trouble = f"{self._output} {bad[0]}"
+        of_head = [text for each, text in zip(found, said, strict=True) if each.calls]
+        if of_head and all(of_head):
+            self.trouble = f"{self._output} {of_head[0]}"
             return True
         for each, text in zip(found, said, strict=True):
             if text:  # of several outputs, one may be there for something else than the loss
                 self._waiting = True
                 output: Any = each.output
                 output.register_hook(partial(self._used, f"{self._output} {text}"))
-        return not bad and None not in said
+        return not any(said) and None not in said
 
     def _rows(self, found: _Trace, model: nn.Module) -> str | None:
         """What is wrong with the rows of an output; "" if nothing, None if this pass hides it."""

@@ -189,9 +189,9 @@ def grad_scaler(given: Any) -> Any:
     return None if callable(enabled) and not enabled() else given
 
 
-def why_lost(model: nn.Module) -> str:
+def why_lost(model: nn.Module | None) -> str:
     """Why an optimizer no longer holds the head's weight, and the way out; ends a message."""
-    if any(True for _ in fsdp_modules(model)):
+    if model is not None and any(True for _ in fsdp_modules(model)):
         return ": fully_shard was called after attach; attach after fully_shard"
     if "deepspeed" in sys.modules:
         return f": {DEEPSPEED}"

@@ -15,7 +15,7 @@ from oracles import Literal, clarabel
 from primum import Problem, Solution, solve
 from primum.kernel.gram import MatrixFree
 from primum.kernel.optimizers.predict import Update
-from primum.kernel.problem import recover
+from primum.kernel.solver import _AtOnce
 
 SCALES = st.sampled_from([1e-6, 1e-3, 1.0, 1e3, 1e6])
 KINDS = (
@@ -82,7 +82,7 @@ class Batch:
         memory = (step_scale * randn(outputs, inputs)).to(dtype)
         self.step = -gain * pushed - memory
         drift = self.head.along(self.step)
-        reach = radius * Update(self.step, gain, 1.0).size("gain")
+        reach = radius * Update(self.step, gain, 1.0).norm("gain")
         gram = self.head.dense() if dense else self.head
         self.problem = Problem(gram, drift, reach, most)
         self.literal = Literal.of(self.head, drift, reach, most)
@@ -98,6 +98,14 @@ class Batch:
         corner = torch.rand(inside.shape, generator=self.rng)
         on_face = torch.where(corner < 0.3, 0.0, torch.where(corner > 0.7, 1.0, inside))
         return on_face.to(self.dtype)
+
+
+def recover(multipliers: Tensor, problem: Problem, iterations: int = 0) -> Solution:
+    """The best of these dual points, zero weights not among them. [k, B]."""
+    visited = _AtOnce(problem)
+    visited._points = list(multipliers)
+    visited._products = [problem.gram.times(row) for row in multipliers]
+    return visited.best(iterations)
 
 
 batches = st.builds(
@@ -139,9 +147,7 @@ def check(batch: Batch, solution: Solution) -> None:
 @many
 @given(batch=batches, count=st.integers(1, 3))
 def test_any_multipliers_give_a_feasible_point(batch: Batch, count: int) -> None:
-    gamma = batch.multipliers(count)
-    products = torch.stack([batch.problem.gram.times(row) for row in gamma])
-    solution = recover(gamma, products, batch.problem, iterations=7)
+    solution = recover(batch.multipliers(count), batch.problem, iterations=7)
     check(batch, solution)
     assert solution.iterations == 7
 
@@ -151,7 +157,7 @@ def test_any_multipliers_give_a_feasible_point(batch: Batch, count: int) -> None
 def test_any_multipliers_give_a_lower_bound(batch: Batch, seed: int) -> None:
     """Weak duality, without a solver: no feasible point there is gets below it."""
     gamma = batch.multipliers(1)
-    solution = recover(gamma, batch.problem.gram.times(gamma[0]).unsqueeze(0), batch.problem, 0)
+    solution = recover(gamma, batch.problem)
     rng = torch.Generator().manual_seed(seed)
     literal, size = batch.literal, gamma.shape[1]
     for sparse in (0.0, 0.5):
@@ -214,8 +220,7 @@ def test_opposite_gradients_cancel_and_stay_feasible():
     """gram @ gamma is exactly 0 and the reach is not used: nothing may divide by that."""
     gram = torch.tensor([[1.0, -1.0], [-1.0, 1.0]])
     problem = Problem.dense(gram, torch.tensor([0.5, 0.5]), trust_radius=0.1)
-    gamma = torch.ones(1, 2)
-    solution = recover(gamma, gamma @ gram, problem, 1)
+    solution = recover(torch.ones(1, 2), problem)
     assert solution.extra_weights.isfinite().all()
     assert (solution.extra_weights <= 2.0).all()
     assert solution.objective.item() == pytest.approx(1.0, abs=1e-5)
@@ -234,9 +239,7 @@ def test_almost_opposite_gradients_stay_within_reach(apart, dense):
         head = MatrixFree(torch.cat([x, x]), torch.cat([g, -g * (1 + apart)]), 1.0)
         gram = head.dense() if dense else head
         drift, reach = torch.tensor([0.5, 0.5]), torch.tensor(0.1 * apart)
-        gamma = torch.ones(1, 2)
-        problem = Problem(gram, drift, reach)
-        solution = recover(gamma, gram.times(gamma[0]).unsqueeze(0), problem, 1)
+        solution = recover(torch.ones(1, 2), Problem(gram, drift, reach))
         literal = Literal.of(head, drift, reach)
         assert literal.length(solution.extra_weights) ** 2 <= literal.reach**2 * (1 + 1e-5)
         assert solution.lower_bound.item() <= literal.objective(torch.zeros(2))
@@ -246,8 +249,8 @@ def test_the_best_point_is_taken_and_the_best_bound():
     gram, drift = torch.eye(2), torch.tensor([1.0, -1.0])
     problem = Problem.dense(gram, drift, 0.5)
     gamma = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
-    each = [recover(row.unsqueeze(0), (row @ gram).unsqueeze(0), problem, 1) for row in gamma]
-    best = recover(gamma, gamma @ gram, problem, 4)
+    each = [recover(row.unsqueeze(0), problem) for row in gamma]
+    best = recover(gamma, problem)
     assert best.objective == min(s.objective for s in each)
     assert best.lower_bound == max(s.lower_bound for s in each)
     assert torch.equal(best.extra_weights, each[1].extra_weights)
@@ -259,7 +262,7 @@ def test_matrix_free_is_the_same_problem():
     head, drift, reach = batch.head, batch.problem.drift, float(batch.problem.trust_radius)
     free = Problem.matrix_free(head.features, head.output_gradients, head.gain, drift, reach)
     assert isinstance(free.gram, MatrixFree)
-    assert free.reach.dtype == torch.float64
+    assert free.trust_radius.dtype == torch.float64
     assert free.max_extra_weight == 2.0
     torch.testing.assert_close(free.gram.times(drift), batch.literal.gram @ drift)
     torch.testing.assert_close(free.gram.diagonal, batch.literal.gram.diagonal())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -79,8 +77,3 @@ def test_what_counts_is_the_backward_pass() -> None:
         loss = F.cross_entropy(model(inputs), labels)
     loss.backward()
     assert report_of(reducer).applied
-
-
-def test_documented() -> None:
-    text = " ".join((inspect.getdoc(primum.Reducer.paused) or "").split())
-    assert "`torch.autograd.grad(loss, parameters)` is otherwise reweighted like training" in text

@@ -11,13 +11,12 @@ from torch import Tensor, nn, optim
 
 import primum
 from loops import batch, report_of, stir
-from primum import Problem, Solution, solve
+from primum import Primum, Problem, Recipe, Solution, StepProblem, solve
 from primum.kernel.gram import Dense, MatrixFree
-from primum.kernel.recipe import Primum
 from primum.paper import Paper, PaperSettings
-from primum.paper.literal import gram_matrices
+from primum.paper.low_rank import gram_matrices
 
-PRECISE = Primum(max_iters=40, tolerance=0.0)
+PRECISE = Primum(radius=0.2, max_iters=40, tolerance=0.0)
 
 
 def no_decay(bias_lr: float = 0.1, **options: Any) -> tuple[nn.Linear, optim.SGD]:
@@ -30,25 +29,18 @@ def no_decay(bias_lr: float = 0.1, **options: Any) -> tuple[nn.Linear, optim.SGD
     return head, optim.SGD(groups, lr=0.1, momentum=0.9, **options)
 
 
-class Kept:
-    """A recipe that keeps the arguments it was given."""
+class Kept(Recipe):
+    """A recipe that keeps the problems it was given."""
 
     def __init__(self, recipe: Any) -> None:
         self.recipe, self.name, self.metric = recipe, recipe.name, recipe.metric
         self.products = recipe.products
-        self.calls: list[tuple[Any, Tensor, Tensor, Any]] = []
+        self.problems: list[StepProblem] = []
 
-    def __call__(self, gram: Any, drift: Tensor, size: Tensor, lr: Any) -> Solution:
-        self.gram, self.drift, self.size, self.lr = gram, drift, size, lr
-        self.calls.append((gram, drift, size, lr))
-        found: Solution = self.recipe(gram, drift, size, lr)
+    def __call__(self, problem: StepProblem) -> Solution:
+        self.problems.append(problem)
+        found: Solution = self.recipe(problem)
         return found
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: Any) -> None:
-        pass
 
 
 def one_step(head: nn.Linear, optimizer: optim.SGD, recipe: Kept) -> tuple[Tensor, Tensor, Tensor]:
@@ -84,11 +76,12 @@ def test_with_one_lr_the_gain_is_one_number(nesterov: bool) -> None:
     head, optimizer = no_decay(nesterov=nesterov)
     recipe = Kept(PRECISE)
     weights, rows, moved = one_step(head, optimizer, recipe)
-    assert isinstance(recipe.gram, Dense)  # factorised: two small products
+    found = recipe.problems[-1].gram
+    assert isinstance(found, Dense)  # factorised: two small products
     gain = 1.9 if nesterov else 1.0
     step = moved / 0.1
     gram = gain * rows.flatten(1) @ rows.flatten(1).t()
-    torch.testing.assert_close(recipe.gram.matrix, gram, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(found.matrix, gram, rtol=1e-9, atol=1e-12)
     reach = 0.2 * step.norm() / gain**0.5
     expected = solve(Problem.dense(gram, rows.flatten(1) @ step.flatten(), reach), 40)
     torch.testing.assert_close(weights, expected.extra_weights, rtol=1e-6, atol=1e-9)
@@ -99,18 +92,19 @@ def test_the_papers_recipe_takes_its_branch_for_sgd() -> None:
     head, optimizer = no_decay()
     recipe = Kept(Paper())
     weights, rows, moved = one_step(head, optimizer, recipe)
-    assert isinstance(recipe.gram, MatrixFree)
-    assert recipe.gram.gain == 1.0
-    first, second = gram_matrices(recipe.gram, 1)
+    problem = recipe.problems[-1]
+    assert isinstance(problem.gram, MatrixFree)
+    assert problem.gram.gain == 1.0
+    first, second = gram_matrices(problem.gram, 1)
     assert first is second
     step, flat = moved / 0.1, rows.flatten(1)
     gram = flat @ flat.t()
     torch.testing.assert_close(first, gram, rtol=1e-9, atol=1e-12)
-    torch.testing.assert_close(recipe.drift, flat @ step.flatten(), rtol=1e-9, atol=1e-12)
-    torch.testing.assert_close(recipe.size, step.norm())
+    torch.testing.assert_close(problem.drift, flat @ step.flatten(), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(problem.step_norm, step.norm())
     oracle = Paper()
-    for earlier in recipe.calls[:-1]:  # its guards remember
-        oracle(*earlier)
+    for earlier in recipe.problems[:-1]:  # its guards remember
+        oracle(earlier)
     literal = oracle.solve(gram, gram, flat @ step.flatten(), step.square().sum(), 0.1)
     torch.testing.assert_close(weights, literal.extra_weights, rtol=1e-6, atol=1e-9)
 
@@ -123,24 +117,25 @@ def test_with_two_rates_everything_is_exact(bias_lr: float, recipe: Any) -> None
     head, optimizer = no_decay(bias_lr)
     kept = Kept(recipe)
     weights, rows, moved = one_step(head, optimizer, kept)
+    problem = kept.problems[-1]
     largest = max(bias_lr, 0.1)
     gain = torch.full((1, 7), 0.1 / largest, dtype=torch.float64)
     gain[0, -1] = bias_lr / largest
     step, flat = moved / largest, rows.flatten(1)
     gram, drift = (rows * gain).flatten(1) @ flat.t(), flat @ step.flatten()
-    assert float(kept.lr) == pytest.approx(largest)
-    torch.testing.assert_close(kept.drift, drift, rtol=1e-9, atol=1e-12)
+    assert float(problem.lr) == pytest.approx(largest)
+    torch.testing.assert_close(problem.drift, drift, rtol=1e-9, atol=1e-12)
     if recipe is PRECISE:
-        assert isinstance(kept.gram, Dense)
-        torch.testing.assert_close(kept.gram.matrix, gram, rtol=1e-9, atol=1e-12)
+        assert isinstance(problem.gram, Dense)
+        torch.testing.assert_close(problem.gram.matrix, gram, rtol=1e-9, atol=1e-12)
         reach = 0.2 * (step / gain.sqrt()).norm()
         expected = solve(Problem.dense(gram, drift, reach), 40).extra_weights
         torch.testing.assert_close(weights, expected, rtol=1e-6, atol=1e-9)
     else:
-        assert list(kept.gram.gain.shape) == [1, 7]
-        torch.testing.assert_close(kept.gram.gain, gain)
-        torch.testing.assert_close(kept.size, step.norm())
-        first, second = gram_matrices(kept.gram, 4)
+        assert list(problem.gram.gain.shape) == [1, 7]
+        torch.testing.assert_close(problem.gram.gain, gain)
+        torch.testing.assert_close(problem.step_norm, step.norm())
+        first, second = gram_matrices(problem.gram, 4)
         torch.testing.assert_close(first, gram, rtol=1e-6, atol=1e-9)
         squared = (rows * gain).flatten(1)
         torch.testing.assert_close(second, squared @ squared.t(), rtol=1e-6, atol=1e-9)

@@ -11,13 +11,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn, optim
+from torch.profiler import profile
 
 import primum
 from loops import SGD, assert_close, batch, gradients, make, report_of, train
 from primum.kernel.recipe import Primum
 from primum.paper import Paper, PaperSettings
-from primum.tokens.layout import BLOCK, Per, seen_in
-from test_gpu_ready import SYNCS, Count
+from primum.tokens.layout import BLOCK, Granularity, seen_in
 
 ROWS, LENGTH, WIDTH, CLASSES = 6, 9, 5, 7
 FAR = torch.arange(ROWS)
@@ -140,16 +140,19 @@ class TestSeen:
     @pytest.mark.parametrize("loss", [TOKENS["language model"], SAMPLES["weighted mean"]])
     def test_block_by_block(self, loss: Loss, monkeypatch: pytest.MonkeyPatch) -> None:
         expected = seen_in(gradient_of(loss))
-        monkeypatch.setattr("primum.positions.BLOCK", 2 * ROWS * LENGTH)
+        monkeypatch.setattr("primum.tokens.layout.BLOCK", 2 * ROWS * LENGTH)
         assert BLOCK > ROWS * LENGTH * CLASSES
         assert seen_in(gradient_of(loss)) == expected
 
     def test_one_value_is_read(self) -> None:
         """Once in a run: no more is asked of an accelerator."""
         gradient = gradient_of(long_text)
-        with Count() as count:
+        with profile() as profiled:
             seen_in(gradient)
-        assert len([each for each in count.names if each in SYNCS]) == 1
+        names = [each.name for each in profiled.events() or ()]
+        assert "aten::aminmax" in names
+        assert names.count("aten::_local_scalar_dense") == 1
+        assert not {"aten::nonzero", "aten::masked_select", "aten::equal"} & {*names}
 
     @pytest.mark.parametrize("value", [0.0, torch.nan, torch.inf])
     def test_nothing_to_see(self, value: float) -> None:
@@ -196,7 +199,7 @@ def step(model: nn.Module, optimizer: optim.Optimizer, loss: Loss, number: int =
 
 
 def radius_of(reducer: primum.Reducer) -> Any:
-    return reducer._recipe.radius  # type: ignore[attr-defined]
+    return reducer._engine.recipe.radius_of(reducer._layout.per)
 
 
 class TestDecision:
@@ -236,7 +239,7 @@ class TestDecision:
 
     def test_only_the_first_pass_looks(self, monkeypatch: pytest.MonkeyPatch) -> None:
         calls = []
-        monkeypatch.setattr("primum.positions.seen_in", lambda g: calls.append(g) or "sample")
+        monkeypatch.setattr("primum.tokens.layout.seen_in", lambda g: calls.append(g) or "sample")
         model, optimizer, _ = attached()
         for number in range(3):
             step(model, optimizer, long_text, number)
@@ -247,7 +250,7 @@ class TestDecision:
         self, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Flattened before the head, rows may be tokens already; pixels are not tokens."""
-        monkeypatch.setattr("primum.positions.seen_in", lambda g: pytest.fail("not asked"))
+        monkeypatch.setattr("primum.tokens.layout.seen_in", lambda g: pytest.fail("not asked"))
         model, _, reducer = attached()
         model(inputs(*shape)).square().mean().backward()
         assert report_of(reducer).per == "sample"
@@ -261,7 +264,7 @@ class TestDecision:
             optimizer.zero_grad()
             F.cross_entropy(model(inputs(4, length)).flatten(0, 1), labels(4 * length)).backward()
             optimizer.step()
-            assert str(reducer._per) == per
+            assert str(reducer._layout) == per
             assert len(report_of(reducer).extra_weights) == 4 * length
             assert report_of(reducer).applied
 
@@ -270,29 +273,26 @@ class TestDecision:
         model, optimizer, reducer = attached()
         with nullcontext() if value == 0 else pytest.warns(RuntimeWarning, match="not finite"):
             (model(inputs(ROWS, LENGTH)) * value).sum().backward()
-        assert str(reducer._per) == "auto"
+        assert str(reducer._layout) == "auto"
         assert len(report_of(reducer).extra_weights) == ROWS
         step(model, optimizer, long_text)  # starts from zero gradients
-        assert str(reducer._per) == "token"
+        assert str(reducer._layout) == "token"
 
-    def test_neither_eval_mode_nor_pauses_decide(self) -> None:
+    def test_a_pause_does_not_decide(self) -> None:
         model, optimizer, reducer = attached()
         with reducer.paused():
             step(model, optimizer, attention)
-        model.eval()
-        with pytest.warns(RuntimeWarning, match="eval mode"):
-            step(model, optimizer, attention)
-        model.train()
-        assert str(reducer._per) == "auto"
+        assert str(reducer._layout) == "auto"
         step(model, optimizer, long_text)
-        assert str(reducer._per) == "token"
+        assert str(reducer._layout) == "token"
 
     def test_calls_of_one_pass_share_it(self) -> None:
         """Two views: each call is weighed by itself, as decided at the first that arrives."""
         model, _, reducer = attached()
         one, two = inputs(ROWS, LENGTH), inputs(ROWS, LENGTH, number=1)
-        (attention(model(one)) + long_text(model(two))).backward()  # the last call arrives first
-        assert str(reducer._per) == "token"
+        with pytest.warns(RuntimeWarning, match="ran more than once in one backward pass"):
+            (attention(model(one)) + long_text(model(two))).backward()  # the last call comes first
+        assert str(reducer._layout) == "token"
         assert len(report_of(reducer).extra_weights) == ROWS * LENGTH
 
     def test_one_long_sequence(self) -> None:
@@ -338,7 +338,7 @@ class TestRadius:
             ({"recipe": "paper"}, 0.2, 0.2),
             ({"recipe": "paper", "per": "token"}, 0.2, 0.2),
             ({"recipe": "paper", "radius": 0.3}, 0.3, 0.3),
-            ({"recipe": Primum()}, 0.4, 0.4),
+            ({"recipe": Primum()}, 0.4, 0.1),
             ({"recipe": Primum(radius=0.3), "per": "token"}, 0.3, 0.3),
             ({"recipe": Paper(PaperSettings(radius=0.3))}, 0.3, 0.3),
         ],
@@ -348,21 +348,10 @@ class TestRadius:
         self, settings: dict[str, Any], before: float, after: float
     ) -> None:
         model, optimizer, reducer = attached(**settings)
-        recipe = reducer._recipe
-        assert _radius(recipe) == before
+        assert radius_of(reducer) == before
         step(model, optimizer, long_text)
-        assert _radius(reducer._recipe) == after
-        if not isinstance(recipe, Paper):
-            assert f"radius={after:g}" in repr(reducer)
-
-    def test_other_settings_stay(self) -> None:
-        model, optimizer, reducer = attached(max_extra_weight=1.5, max_iters=7, tolerance=0.01)
-        step(model, optimizer, long_text)
-        assert reducer._recipe == Primum(0.1, 1.5, 7, 0.01)
-
-
-def _radius(recipe: Any) -> Any:
-    return recipe.settings.radius if isinstance(recipe, Paper) else recipe.radius
+        assert radius_of(reducer) == after
+        assert f"radius={after:g}" in repr(reducer)
 
 
 class TestExplicitForm:
@@ -421,7 +410,7 @@ class TestExplicitForm:
         losses = model(inputs(ROWS)).square()
         with pytest.raises(ValueError, match=f"saw {ROWS} samples, but there are {losses.numel()}"):
             reducer(losses)
-        assert str(reducer._per) == "auto"
+        assert str(reducer._layout) == "auto"
 
     def test_after_the_decision_they_have_to_fit(self) -> None:
         model, optimizer, reducer = attached()
@@ -442,7 +431,7 @@ class TestState:
         caplog.clear()
         other, stepper, resumed = attached()
         resumed.load_state_dict(saved)
-        assert (str(resumed._per), radius_of(resumed)) == (per, radius_of(reducer))
+        assert (str(resumed._layout), radius_of(resumed)) == (per, radius_of(reducer))
         step(other, stepper, attention if per == "token" else long_text)
         assert report_of(resumed).per == per
         assert not caplog.records
@@ -450,18 +439,21 @@ class TestState:
     def test_open_questions_stay_open(self) -> None:
         saved = attached()[2].state_dict()
         assert saved["per"] == "auto"
-        for state in (saved, {key: value for key, value in saved.items() if key != "per"}):
-            model, optimizer, resumed = attached()
-            resumed.load_state_dict(state)  # the second: saved by a version without it
-            step(model, optimizer, long_text)
-            assert report_of(resumed).per == "token"
+        model, optimizer, resumed = attached()
+        resumed.load_state_dict(saved)
+        step(model, optimizer, long_text)
+        assert report_of(resumed).per == "token"
 
     def test_what_was_asked_for_wins(self) -> None:
         model, optimizer, reducer = attached()
         step(model, optimizer, long_text)
-        _, _, other = attached(per="sample", radius=0.3)
+        _kept, _, other = attached(per="sample", radius=0.3)
         other.load_state_dict(reducer.state_dict())
-        assert (str(other._per), radius_of(other)) == ("sample", 0.3)
+        assert (str(other._layout), radius_of(other)) == ("sample", 0.3)
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    return [each for each in caplog.records if each.module == "layout"]
 
 
 class TestSaid:
@@ -470,7 +462,7 @@ class TestSaid:
         model, optimizer, reducer = attached()
         for number in range(3):
             step(model, optimizer, long_text, number)
-        (record,) = caplog.records
+        (record,) = said(caplog)
         assert (record.name, record.levelno) == ("primum", logging.WARNING)
         assert record.getMessage().startswith(
             "primum: reweighting tokens ([6, 9] positions at head 'head', each with a loss), "
@@ -482,7 +474,7 @@ class TestSaid:
         caplog.set_level(logging.INFO, "primum")
         model, optimizer, reducer = attached()
         step(model, optimizer, attention)
-        (record,) = caplog.records
+        (record,) = said(caplog)
         assert record.levelno == logging.INFO
         assert "reweighting samples, radius 0.4: head 'head' has [6, 9]" in record.getMessage()
         assert "samples harmed by a step" in reducer.summary_text()
@@ -492,14 +484,14 @@ class TestSaid:
         caplog.set_level(logging.INFO, "primum")
         model, optimizer, _ = attached(per=per)
         step(model, optimizer, long_text)
-        assert not caplog.records
+        assert not said(caplog)
 
     def test_not_where_there_is_no_choice(self, caplog: pytest.LogCaptureFixture) -> None:
         caplog.set_level(logging.INFO, "primum")
         model, optimizer = make()
         primum.attach(model, optimizer)
         train(model, optimizer, 2)
-        assert not caplog.records
+        assert not said(caplog)
 
 
 class TestVotes:
@@ -517,27 +509,31 @@ class TestVotes:
         ],
     )
     def test_all_decide_alike(self, votes: list[int], per: str) -> None:
-        own = Per("auto", "head", radius_follows=True)
-        recipe: Any = own.settle(votes, Primum(), said=True)
+        own = Granularity("auto", "head")
+        own.settle(votes, Primum())
         assert str(own) == per
-        assert recipe.radius == (0.1 if per == "token" else 0.4)
 
     def test_what_a_rank_contributes(self) -> None:
-        own = Per("auto", "head")
-        assert own.vote == 0
-        own.look([gradient_of(long_text)])
-        assert own.vote == 2
-        own.look([gradient_of(attention)])
-        assert own.vote == 1
-        own.settle([own.vote], Primum(), said=True)
-        assert own.vote == 3
-        assert Per("token", "head").vote == 4
+        own = Granularity("auto", "head", says=False)
+        text, pooled = gradient_of(long_text), gradient_of(attention)
+        assert [own.look([each], None) for each in (text, pooled, 0 * text)] == [2, 1, 0]
+        assert own.look([text], "sample") == 1  # the losses of the explicit form say it
+        own.settle([1], Primum())
+        assert own.look([text], None) == 3
+        assert Granularity("token", "head").look([pooled], None) == 4
 
     def test_one_that_had_decided_otherwise_follows(self) -> None:
-        own = Per("auto", "head")
-        own.settle([1], Primum(), said=True)
-        own.settle([4, own.vote], Primum(), said=True)
-        assert own.now == "token"
+        own = Granularity("auto", "head", says=False)
+        own.settle([1], Primum())
+        own.settle([4, 3], Primum())
+        assert own.per == "token"
+
+    def test_one_process_speaks_for_all(self, caplog: pytest.LogCaptureFixture) -> None:
+        for says in (False, True):
+            own = Granularity("auto", "head", says=says)
+            own.look([gradient_of(long_text)], None)
+            own.settle([2, 2], Primum())
+            assert len(caplog.records) == says
 
 
 def test_batches_of_the_loops_have_a_choice() -> None:

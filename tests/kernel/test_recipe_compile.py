@@ -45,7 +45,7 @@ def weights_of(
     model: nn.Module, optimizer: optim.Optimizer, rows: list[int], **options: Any
 ) -> list[Tensor]:
     """Extra weights of each step of a training run with batches of these sizes."""
-    reducer = primum.attach(model, optimizer, **options)
+    reducer = primum.attach(model, optimizer, recipe=Primum(**options))
     found = []
     for number, size in enumerate(rows):
         inputs, labels = batch(number, size, dtype=next(model.parameters()).dtype)
@@ -153,7 +153,7 @@ def test_the_tolerance_is_certified_or_all_iterations_made(
         optimizer.step()
     assert min(counts) < 6 or tolerance == 0
     assert max(counts) == 6 or tolerance > 0
-    solver = importlib.import_module("primum.solve")
+    solver = importlib.import_module("primum.kernel.solver")
     monkeypatch.setattr(solver, "on_host", lambda value: False)
     del counts[:]
     inputs, labels = batch(20, 24)

@@ -14,7 +14,7 @@ from oracles import ask
 from primum import Problem, Solution
 from primum.kernel.gram import MatrixFree
 from primum.kernel.optimizers.predict import Update
-from primum.kernel.recipe import Primum, Recipe
+from primum.kernel.recipe import Primum
 
 NAN, INF = float("nan"), float("inf")
 
@@ -47,23 +47,25 @@ NAN, INF = float("nan"), float("inf")
     ],
 )
 def test_bad_settings(setting: str, value: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        Primum(**{setting: value})
+
+
+def test_attach_with_a_bad_setting_leaves_nothing_behind() -> None:
     model, optimizer = make()
     for attach in (primum.attach, primum.observe):
-        with pytest.raises(error, match=message):
-            attach(model, optimizer, **{setting: value})
+        with pytest.raises(ValueError, match="radius must be"):
+            attach(model, optimizer, radius=-0.1)
     assert not model[2]._forward_hooks
     assert not optimizer._optimizer_step_post_hooks
 
 
 def test_numbers_of_numpy_are_numbers() -> None:
     model, optimizer = make()
-    reducer = primum.attach(
-        model,
-        optimizer,
-        radius=np.float32(0.2),
-        max_extra_weight=np.float64(2),
-        max_iters=np.int64(20),
+    recipe = Primum(
+        radius=np.float32(0.2), max_extra_weight=np.float64(2), max_iters=np.int64(20)
     )
+    reducer = primum.attach(model, optimizer, recipe=recipe)
     train(model, optimizer, 1)
     assert report_of(reducer).fallbacks == 0
     assert report_of(reducer).extra_weights.max() > 0.01
@@ -71,7 +73,7 @@ def test_numbers_of_numpy_are_numbers() -> None:
 
 def report(**settings: Any) -> primum.StepReport:
     model, optimizer = make()
-    reducer = primum.attach(model, optimizer, **settings)
+    reducer = primum.attach(model, optimizer, recipe=Primum(**settings))
     inputs, labels = batch(0, 24)
     nn.functional.cross_entropy(model(inputs), labels).backward()
     return report_of(reducer)
@@ -86,7 +88,8 @@ def test_radius_says_how_far_the_step_is_bent() -> None:
 
 @pytest.mark.parametrize("most", [0.01, 0.3, 5])
 def test_no_weight_is_larger_than_allowed(most: float) -> None:
-    w = report(max_extra_weight=most, radius=100).extra_weights
+    with pytest.warns(RuntimeWarning, match="radius=100 lets the weights change a step by more"):
+        w = report(max_extra_weight=most, radius=100).extra_weights
     assert w.max() <= most * (1 + 1e-12)
     assert w.max() > 0.5 * most
 
@@ -98,7 +101,7 @@ def test_iterations_are_as_many_as_asked_for(monkeypatch: pytest.MonkeyPatch) ->
         made.append((max_iters, tolerance))
         return primum.solve(problem, max_iters, tolerance)
 
-    monkeypatch.setattr("primum.recipe.solve", solve)
+    monkeypatch.setattr("primum.kernel.recipe.solve", solve)
     assert report(max_iters=100, tolerance=0).gap < 1e-6
     report()
     assert made == [(100, 0), (12, 0.005)]
@@ -131,7 +134,7 @@ def test_the_reach_is_the_radius_times_the_size_of_the_step(
         problems.append(problem)
         return primum.solve(problem, *args)
 
-    monkeypatch.setattr("primum.recipe.solve", solve)
+    monkeypatch.setattr("primum.kernel.recipe.solve", solve)
     for gain in (2.5, torch.tensor(2.5).double(), elementwise[:1], elementwise):
         gram = MatrixFree(x, g, gain)
         drift = gram.along(step)
@@ -152,7 +155,7 @@ def test_what_the_pipeline_is_asked_for() -> None:
 
 
 def test_radius_zero_is_measured_and_not_solved(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("primum.recipe.solve", None)
+    monkeypatch.setattr("primum.kernel.recipe.solve", None)
     plain = report(radius=0)
     assert plain.harm_before == plain.harm_after > 0
     assert plain.gap == 0
@@ -160,7 +163,7 @@ def test_radius_zero_is_measured_and_not_solved(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_keeps_no_state() -> None:
-    recipe: Recipe = Primum()
+    recipe = Primum()
     assert recipe.name == "primum"
     assert recipe.state_dict() == {}
     recipe.load_state_dict({})

@@ -31,7 +31,7 @@ def problem_of(moment: Moment, route: str = "dense", radius: float = 0.2) -> Pro
 
 
 def literal_of(moment: Moment, radius: float = 0.2) -> Literal:
-    return Literal.of(moment.gram, moment.drift, moment.problem(radius).reach)
+    return Literal.of(moment.gram, moment.drift, moment.problem(radius).trust_radius)
 
 
 def harmed(captured: list[Moment], optimizer: str, batch: int) -> list[Moment]:
@@ -130,7 +130,7 @@ def test_more_iterations_are_never_worse(captured, route):
         for before, after in pairwise(runs):
             assert after.objective <= before.objective + slack
             assert after.lower_bound >= before.lower_bound - slack
-        # Fewer only where objective and bound agree but for what `recover` allows for rounding.
+        # Fewer only where objective and bound agree but for what is allowed for rounding.
         rounding = 4 * torch.finfo(torch.float32).eps * moment.batch
         for run, asked in zip(runs, (1, 2, 5, 20, 50), strict=True):
             done = problem.drift.max() <= 0 or relative_gap(run, problem.drift) <= rounding
@@ -163,7 +163,7 @@ def test_the_number_of_iterations_is_fixed_where_reading_waits(captured):
         moment.features,
         moment.output_gradients,
         moment.gain,
-        over_ranks=torch.clone,
+        all_reduce=torch.clone,
         samples=moment.batch,
     )
     together = solve(replace(alone, gram=gram), 50, 0.5)
@@ -269,7 +269,7 @@ def test_a_problem_that_is_not_finite_gets_no_weights(where, value, route):
     {"gradient": g, "feature": x, "step": step, "gain": gain}[where][1, 2] = value
     head = MatrixFree(x, g, gain)
     drift = head.along(step)
-    size = Update(step, gain, 1.0).size("gain")
+    size = Update(step, gain, 1.0).norm("gain")
     solution = solve(Problem(ROUTES[route](head), drift, 0.2 * size))
     assert (solution.extra_weights == 0).all()
     assert solution.objective.isposinf() or where == "gain"

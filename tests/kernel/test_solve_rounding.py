@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import pytest
@@ -14,9 +13,8 @@ from torch import Tensor
 from oracles import Literal
 from primum import Problem, solve
 from primum.kernel.gram import MatrixFree
-from primum.kernel.problem import rounding_of
+from primum.kernel import solver
 
-solver = importlib.import_module("primum.solve")
 SEEDS = range(500, 900)
 TINY = 1e-37  # near the smallest numbers of float32
 exponents = st.floats(-8, 8)
@@ -130,9 +128,10 @@ def worst(path: str, monkeypatch: pytest.MonkeyPatch, seeds: range = SEEDS) -> f
 def test_where_products_cancel_zero_weights_win(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert worst(path, monkeypatch) <= 1 + 1e-6
 
-    def without_allowance(problem: Problem) -> tuple[float, float]:
-        return rounding_of(problem)[0], 0.0
+    class NoAllowance(solver._Certificate):
+        def __init__(self, *given: Any) -> None:
+            super().__init__(*given)
+            self._error = 0.0
 
-    monkeypatch.setattr(solver, "rounding_of", without_allowance)
-    monkeypatch.setattr("primum.problem.rounding_of", without_allowance)
+    monkeypatch.setattr(solver, "_Certificate", NoAllowance)
     assert worst(path, monkeypatch) > 1.1  # these are problems that need it

@@ -9,7 +9,6 @@ from torch import Tensor
 import primum
 from loops import make, report_of, train
 from primum import Solution, StepReport
-from primum.kernel.problem import Evidence
 
 NAN = float("nan")
 FIGURES = {
@@ -27,16 +26,17 @@ FIGURES = {
 
 @pytest.fixture
 def report() -> StepReport:
-    evidence = Evidence(
-        lower_bound=torch.tensor(2.25), drift_after=torch.tensor([1.5, -2.0, -0.5, 0.0, -1.0])
-    )
-    weights = torch.tensor([2.0, 0.0, 0.0, 1.0, 0.0])
     return StepReport(
-        solution=Solution(weights, torch.tensor(2.5), 20, evidence),
-        drift=torch.tensor([4.0, -3.0, 0.0, 1.0, -1.0]),
+        Solution(
+            extra_weights=torch.tensor([2.0, 0.0, 0.0, 1.0, 0.0, 0.0]),
+            objective=torch.tensor(2.5),
+            lower_bound=torch.tensor(2.25),
+            drift_after=torch.tensor([1.5, -2.0, -0.5, 0.0, -1.0, 0.0]),
+        ),
+        drift=torch.tensor([4.0, -3.0, -0.5, 1.0, -1.0, 0.0]),  # the last row has no loss
         fallbacks=torch.tensor(3),
         discarded=torch.tensor(2),
-        weighed=True,
+        weighted=True,
     )
 
 
@@ -54,7 +54,7 @@ def test_tensors_until_asked(report: StepReport) -> None:
         value = getattr(report, name)
         assert isinstance(value, Tensor)
         assert value.shape == ()
-    assert report.extra_weights.shape == report.drift.shape == (5,)
+    assert report.extra_weights.shape == report.drift.shape == (6,)
 
 
 def test_frozen(report: StepReport) -> None:
@@ -67,10 +67,8 @@ def test_frozen(report: StepReport) -> None:
 def test_gap_without_harm_and_with_rounding(report: StepReport) -> None:
     nothing = dataclasses.replace(report, drift=-report.drift.abs())
     assert nothing.gap == 0
-    above = Evidence(report.objective + 1e-6, report.drift_after)
-    rounded = dataclasses.replace(
-        report, solution=dataclasses.replace(report.solution, evidence=above)
-    )
+    above = dataclasses.replace(report.solution, lower_bound=report.objective + 1e-6)
+    rounded = dataclasses.replace(report, solution=above)
     assert rounded.gap == 0  # never negative
 
 
@@ -86,7 +84,7 @@ def test_a_step_that_was_not_finite_was_not_applied(report: StepReport) -> None:
 
 
 def test_why_a_step_was_not_weighed(report: StepReport) -> None:
-    report = dataclasses.replace(report, weighed=False, why="of no use")
+    report = dataclasses.replace(report, weighted=False, why="of no use")
     assert report.applied is False
     assert report.reason == "of no use"
     assert report.as_dict()["applied"] == 0
@@ -94,8 +92,8 @@ def test_why_a_step_was_not_weighed(report: StepReport) -> None:
 
 def test_unknown_is_not_zero(report: StepReport) -> None:
     """A step that fell back says so; it does not claim that nobody was harmed."""
-    unknown = torch.full((5,), NAN)
-    nothing = Solution(torch.zeros(5), unknown[0], 0, Evidence(unknown[0], unknown))
+    unknown = torch.full((6,), NAN)
+    nothing = Solution(torch.zeros(5), unknown[0], unknown[0], unknown)
     report = dataclasses.replace(report, drift=unknown, solution=nothing)
     figures = report.as_dict()
     for name in ("harm_before", "harm_after", "harmed_before", "harmed_after", "gap"):
@@ -143,8 +141,8 @@ def test_an_old_report_is_not_changed_by_later_steps() -> None:
     train(model, optimizer, 1)
     old = report_of(reducer)
     before = {k: v.clone() for k, v in vars(old).items() if isinstance(v, Tensor)}
-    model.eval()
-    with pytest.warns(RuntimeWarning, match="eval"):
+    optimizer.param_groups[0]["params"] = []
+    with pytest.warns(RuntimeWarning, match="no longer holds the head's weight"):
         train(model, optimizer, 2)
     for name, value in before.items():
         assert torch.equal(getattr(old, name), value)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from oracles import captured_head, gradients_of, gram_of, per_sample_gradients
-from primum import gram
-from primum.kernel.gram import Dense, MatrixFree, choose_form, operations, output_blocks
+from primum.kernel import gram
+from primum.kernel.gram import Dense, MatrixFree, choose_form, operations, sample_blocks
 
 # Sums of at most a few hundred products of numbers of order 1, relative to the largest entry.
 TOLERANCE = {torch.float64: 1e-13, torch.float32: 1e-5}
@@ -145,7 +145,7 @@ def test_the_bias_is_a_column_of_ones_not_the_identity(rng):
 def test_blocks_change_nothing(case, width, monkeypatch):
     """From one output at a time to all of them at once."""
     head, explicit = case
-    monkeypatch.setattr(gram, "output_blocks", partial(blocks_of, width))
+    monkeypatch.setattr(gram, "sample_blocks", partial(blocks_of, width))
     again = MatrixFree(head.features, head.output_gradients, head.gain)  # nothing is cached
     expected = gram_of(explicit, double(head.gain))
     close(again.dense().matrix, expected)
@@ -155,7 +155,7 @@ def test_blocks_change_nothing(case, width, monkeypatch):
 def test_blocks_cover_all_outputs_once():
     for batch, inputs, outputs in ((6, 5, 16), (512, 1025, 1000), (2, 1 << 20, 3)):
         x, g = torch.empty(batch, inputs, device="meta"), torch.empty(batch, outputs, device="meta")
-        blocks = list(output_blocks(x, g))
+        blocks = list(sample_blocks(x, g))
         assert [i for rows in blocks for i in range(rows.start, rows.stop)] == list(range(outputs))
 
 
@@ -163,7 +163,7 @@ def test_blocks_bound_the_memory():
     """No block holds more than 4 MiB or a sixteenth of what backward holds, or one output."""
     for batch, inputs, outputs in ((6, 5, 16), (512, 1025, 1000), (64, 4096, 32_000), (2, 9**7, 3)):
         x, g = torch.empty(batch, inputs, device="meta"), torch.empty(batch, outputs, device="meta")
-        widest = max(rows.stop - rows.start for rows in output_blocks(x, g))
+        widest = max(rows.stop - rows.start for rows in sample_blocks(x, g))
         most = max(2**20, (batch * outputs + inputs * outputs) / 16)
         assert widest == 1 or widest * batch * inputs <= most
         assert widest == outputs or (widest + 1) * batch * inputs > most  # and no smaller
@@ -171,7 +171,7 @@ def test_blocks_bound_the_memory():
 
 def test_what_is_formed_is_one_block_at_a_time(monkeypatch):
     head, _ = make((6, 0, 5, 16), True, "elementwise", torch.float64)
-    monkeypatch.setattr(gram, "output_blocks", partial(blocks_of, 4))
+    monkeypatch.setattr(gram, "sample_blocks", partial(blocks_of, 4))
     assert [block.shape for block in head.by_output()] == [(6, 4 * 6)] * 4
 
 

@@ -140,7 +140,7 @@ def test_what_is_copied_is_the_state_of_one_parameter(monkeypatch: pytest.Monkey
         copies.append(tree)
         return whole(tree, memo)
 
-    monkeypatch.setattr("primum.dryrun.copy.deepcopy", counted)
+    monkeypatch.setattr("primum.kernel.optimizers.dry_run.copy.deepcopy", counted)
     monkeypatch.setattr(Tensor, "__deepcopy__", _refused)
     head: Any = model[2]
     states: list[tuple[int, int]] = []

@@ -68,8 +68,8 @@ class TestExplicit:
             assert len(caught) == (1 if number == 0 else 0)
             optimizer.step()
             optimizer.zero_grad()
-            assert reducer._rescale.measured == 1
-        assert reducer._monitor.discarded.value == 3
+            assert reducer._scale.factor("weight") == 1
+        assert reducer._engine.discarded.value == 3
 
     def test_two_losses_before_one_backward_are_one_step(self) -> None:
         model, optimizer = make()
@@ -83,8 +83,8 @@ class TestExplicit:
             total.backward()
             optimizer.step()
             optimizer.zero_grad()
-        assert reducer._monitor.discarded.value == 0
-        assert reducer._rescale.measured == 1
+        assert reducer._engine.discarded.value == 0
+        assert reducer._scale.factor("weight") == 1
 
 
 class OwnCopy(nn.Sequential):
