@@ -41,14 +41,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from tqdm import tqdm
 
 from primum.kernel.gram import Dense, MatrixFree, choose_form
+from primum.kernel.optimizers.predict import Update
+from primum.kernel.problem import Problem
+from primum.kernel.recipe import Primum
+from primum.kernel.solver import solve
 from primum.paper import Paper, PaperSettings
 from primum.paper.chambolle_pock import PaperProblem, chambolle_pock
 from primum.paper.exact import exact_weights
 from primum.paper.spectrum import EXACT_UP_TO, lanczos_iterations
-from primum.kernel.problem import Problem
-from primum.kernel.recipe import Primum
-from primum.kernel.solver import solve
-from primum.kernel.optimizers.predict import Update
 
 BATCHES = (32, 128, 256, 512, 1024)
 OPTIMIZERS = ("sgd", "adamw")

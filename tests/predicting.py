@@ -13,8 +13,13 @@ from primum.kernel.scalars import Scalar
 
 
 class Factor(NoScale):
-    def __init__(self, value: Scalar) -> None:
-        self.value = value
+    """A loop that multiplies gradients by one number, and their accumulated sum by another."""
+
+    def __init__(self, value: Scalar, unscaled: Tensor | None = None) -> None:
+        self.value, self.unscaled = value, unscaled
+
+    def unscale(self, gradient: Tensor) -> Tensor | None:
+        return self.unscaled
 
     def factor(self, part: str) -> Scalar:
         return self.value

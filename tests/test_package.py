@@ -5,7 +5,6 @@ import importlib.metadata
 import re
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -15,89 +14,54 @@ import primum
 SOURCE = Path(primum.__file__).parent
 ROOT = Path(__file__).parent.parent
 
-# Imports never point up: a file may import those before it alone. Files on a line are one storey.
-ORDER = [
-    ["bypass", "effect", "fallback", "rules", "warn", "widths"],
-    ["compat"],
-    ["hook", "find", "ranks", "steps", "rescale", "dryrun", "refused"],
-    ["monitor"],
-    ["capture"],
-    ["output_check", "explicit"],
-    ["update"],
-    ["gram", "checks"],
-    ["problem", "sketch"],
-    ["solve"],
-    ["report", "recipe"],
-    ["pipeline", "summary"],
-    ["rows", "ways"],
-    ["shards", "skips", "positions"],
-    ["distributed"],
-    ["weighing"],
-    ["reducer"],
-    ["attach"],
-    ["__init__"],
-]
-NEVER = {"paper", "diagnostics", "integrations", "experiments"}
+ROOMS = {"kernel", "hooks", "setup", "tokens", "distributed", "guards"}
+LATER = {"paper", "diagnostics", "integrations", "experiments"}  # the core loads them on demand
 
 
-def core() -> list[str]:
-    return sorted(path.stem for path in SOURCE.glob("*.py"))
+def modules(*folders: str) -> list[str]:
+    """Paths of the core's modules, or of those in some folders."""
+    found = [p for folder in folders or ROOMS for p in SOURCE.joinpath(folder).rglob("*.py")]
+    found += [] if folders else SOURCE.glob("*.py")
+    return sorted(path.relative_to(SOURCE).as_posix() for path in found)
 
 
-def imported(name: str) -> tuple[set[str], set[str]]:
-    """Modules of the core, and other top-level packages, that a file imports anywhere in it."""
-    ours: set[str] = set()
-    others: set[str] = set()
-    for node in ast.walk(ast.parse((SOURCE / f"{name}.py").read_text())):
+def imported(name: str, *, at_the_top: bool = False) -> set[str]:
+    """Full names of the modules that a file imports: anywhere, or when it is loaded."""
+    tree = ast.parse((SOURCE / name).read_text())
+    found: set[str] = set()
+    for node in tree.body if at_the_top else ast.walk(tree):
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
+            found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "relative imports hide the order"
+            assert node.level == 0, "relative imports hide where a name comes from"
             assert node.module is not None
-            names = [node.module]
+            found |= {node.module}
             if node.module == "primum":
-                names = [f"primum.{alias.name}" for alias in node.names]
-        else:
-            continue
-        for full in names:
-            top, _, rest = full.partition(".")
-            if top == "primum":
-                ours.add(rest.split(".")[0])
-            else:
-                others.add(top)
-    return ours, others
+                found |= {f"primum.{alias.name}" for alias in node.names}
+    return found
 
 
 def test_public_names() -> None:
     public = {n for n in vars(primum) if not n.startswith("_")}
-    modules = {n for n in public if f"primum.{n}" in sys.modules}
-    # `attach` and `solve` are modules by name, and the functions of that name are what one gets.
-    assert public - modules | {"attach", "solve"} == set(primum.__all__)
-    assert callable(primum.attach)
-    assert callable(primum.solve)
+    assert public - {n for n in public if f"primum.{n}" in sys.modules} == set(primum.__all__)
     assert primum.__all__ == sorted(primum.__all__)
-    assert len(primum.__all__) <= 10
     for name in primum.__all__:
         assert getattr(primum, name).__doc__
 
 
-def test_a_name_stands_for_one_module() -> None:
-    names = [path.stem for path in SOURCE.rglob("*.py") if path.name != "__init__.py"]
-    assert [name for name, times in Counter(names).items() if times > 1] == []
+@pytest.mark.parametrize("name", modules("kernel"))
+def test_the_kernel_imports_no_other_room(name: str) -> None:
+    for full in imported(name):
+        allowed = full == "torch" or full.startswith(("torch.", "primum.kernel."))
+        assert allowed or full.partition(".")[0] in sys.stdlib_module_names, full
 
 
-def test_every_file_has_its_storey() -> None:
-    assert sorted(name for storey in ORDER for name in storey) == core()
-
-
-@pytest.mark.parametrize("name", core())
-def test_imports_never_point_up(name: str) -> None:
-    storey = next(i for i, names in enumerate(ORDER) if name in names)
-    below = {each for names in ORDER[:storey] for each in names}
-    ours, others = imported(name)
-    assert not ours & NEVER
-    assert ours <= below
-    assert others - set(sys.stdlib_module_names) <= {"torch"}
+@pytest.mark.parametrize("name", modules())
+def test_the_core_needs_torch_alone(name: str) -> None:
+    for full in imported(name, at_the_top=True):
+        top, _, rest = full.partition(".")
+        assert top in {"torch", "primum"} | sys.stdlib_module_names, full
+        assert top != "primum" or rest.split(".")[0] not in LATER, full
 
 
 def test_importing_it_imports_torch_alone() -> None:
@@ -112,8 +76,8 @@ print(*sorted(set(sys.modules) - before))
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     new = done.stdout.split()
-    assert "primum.attach" in new
-    assert not [n for n in new if n.startswith("primum.") and n.split(".")[1] in NEVER]
+    assert "primum.kernel.engine" in new
+    assert not [n for n in new if n.startswith("primum.") and n.split(".")[1] in LATER]
     others = {n.split(".")[0] for n in new} - {"primum", "torch"}
     assert not others - set(sys.stdlib_module_names)
     assert "torch._dynamo" not in new  # as slow to import as the rest of torch
@@ -136,7 +100,8 @@ def test_needs_torch_alone() -> None:
     assert [n for n in needed if "extra ==" not in n] == ["torch>=2.8"]
 
 
-def test_the_map_in_the_docstring_names_real_files() -> None:
-    named = re.findall(r"^ +(\w+)\.py ", primum.__doc__ or "", re.MULTILINE)
-    assert len(named) >= 8
-    assert set(named) <= set(core())
+def test_the_map_in_the_docstring_names_the_rooms() -> None:
+    named = set(re.findall(r"^ +(\w+)/ ", primum.__doc__ or "", re.MULTILINE))
+    there = {path.parent.name for path in SOURCE.glob("*/__init__.py")}
+    assert named >= ROOMS
+    assert named == there - {"experiments"}

@@ -5,10 +5,8 @@ Time is a number here that goes on where the tests say so: in the forward pass, 
 
 from __future__ import annotations
 
-import importlib
 import time
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,15 +44,11 @@ class Body(nn.Module):
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
-    """What `primum.monitor` reads as the time; every solution takes `clock.solving` of it."""
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """What primum reads as the time."""
     made = Clock()
-    monitor = importlib.import_module("primum.monitor")
-    with monkeypatch.context() as patch:
-        patch.setattr(time, "perf_counter", made)
-        if hasattr(monitor, "perf_counter"):
-            patch.setattr(monitor, "perf_counter", made)
-        yield made
+    monkeypatch.setattr(time, "perf_counter", made)
+    return made
 
 
 def slow(monkeypatch: pytest.MonkeyPatch, clock: Clock, seconds: float) -> None:

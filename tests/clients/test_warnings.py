@@ -36,13 +36,13 @@ def assert_points_at(warning: warnings.WarningMessage, action: Callable[[], obje
 def test_a_step_that_stays_plain() -> None:
     model, optimizer = make()
     primum.attach(model, optimizer)
-    model.eval()
+    optimizer.param_groups.clear()
     inputs, labels = batch(0, 24)
 
     def backward() -> None:
         F.cross_entropy(model(inputs), labels).backward()
 
-    assert_points_at(caught(backward, "eval mode"), backward)
+    assert_points_at(caught(backward, "no longer holds"), backward)
 
 
 def test_values_that_are_not_finite() -> None:
@@ -67,7 +67,7 @@ def test_an_error_of_ours() -> None:
     assert_points_at(caught(backward, "no luck today"), backward)
 
 
-class Failing(primum.recipe.Primum):
+class Failing(primum.Primum):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise RuntimeError("no luck today")
 
@@ -97,15 +97,15 @@ def test_a_discarded_pass() -> None:
     assert_points_at(caught(step, "paused"), step)
 
 
-def test_one_sample() -> None:
+def test_two_calls_in_one_pass() -> None:
     model, optimizer = make()
     primum.attach(model, optimizer)
-    inputs, labels = batch(0, 1)
+    inputs, labels = batch(0, 24)
 
     def backward() -> None:
-        F.cross_entropy(model(inputs), labels).backward()
+        (F.cross_entropy(model(inputs), labels) + model(-inputs).square().mean()).backward()
 
-    assert_points_at(caught(backward, "one sample"), backward)
+    assert_points_at(caught(backward, "ran more than once"), backward)
 
 
 class Fused(nn.Module):

@@ -18,7 +18,7 @@ from diagnostics.scenes import (
 )
 from primum.diagnostics import Probe
 from primum.diagnostics.head import head_of, see_head
-from primum.kernel.builder import arguments
+from primum.kernel.builder import Builder
 from primum.kernel.recipe import Primum
 
 
@@ -42,14 +42,14 @@ def test_against_attach(name, kind, chunk_size):
     report = as_attach_sees_it(probe, head="head" if name == "attention" else None)
     seen = see_head(probe)
     close(seen.measure()[1], report.drift)
-    close(seen.weigh(Primum()), report.extra_weights, 1e-6)
+    close(seen.weights(Primum()), report.extra_weights, 1e-6)
 
 
 @by_optimizer
 def test_other_recipes(kind):
     probe = scene("cnn", kind)
     report = as_attach_sees_it(probe, "paper")
-    close(see_head(probe).weigh(primum.paper.Paper()), report.extra_weights, 1e-6)
+    close(see_head(probe).weights(primum.paper.Paper()), report.extra_weights, 1e-6)
 
 
 def test_uniform_gain_stays_one_number():
@@ -65,9 +65,9 @@ def test_bias_with_its_own_learning_rate():
     optimizer = optim.SGD(groups, lr=0.1, momentum=0.9)
     probe = Probe(probe.model, optimizer, cross_entropy, probe.inputs, probe.targets)
     report, seen = as_attach_sees_it(probe), see_head(probe)
-    assert arguments(seen.head, seen.owners, seen.captured, Primum())[3] == 0.7
+    assert Builder().build(seen.head, seen.batch, Primum()).lr == 0.7
     close(seen.measure()[1], report.drift)
-    close(seen.weigh(Primum()), report.extra_weights, 1e-6)
+    close(seen.weights(Primum()), report.extra_weights, 1e-6)
 
 
 class Sequence(nn.Module):
@@ -98,7 +98,7 @@ def test_positions(kind):
     report, seen = as_attach_sees_it(probe), see_head(probe)
     assert seen.measure()[0].features.shape == (6, 4, 7)
     close(seen.measure()[1], report.drift)
-    close(seen.weigh(Primum()), report.extra_weights, 1e-6)
+    close(seen.weights(Primum()), report.extra_weights, 1e-6)
 
 
 def test_a_head_that_is_called_twice():
@@ -114,7 +114,7 @@ def test_a_head_that_is_called_twice():
     step = -torch.cat((weight, bias.unsqueeze(1)), 1)
     gram, drift = seen.measure()
     close(drift, gram.along(step))
-    close(arguments(seen.head, seen.owners, seen.captured, Primum())[2], step.norm())
+    close(Builder().build(seen.head, seen.batch, Primum()).step_norm, step.norm())
 
 
 def test_which_head():

@@ -24,7 +24,7 @@ from diagnostics.scenes import (
 from primum.diagnostics import Probe, first_order, measure
 from primum.diagnostics.head import see_head
 from primum.diagnostics.layers import layers_of
-from primum.kernel.builder import arguments
+from primum.kernel.builder import Builder
 from primum.kernel.recipe import Primum
 
 # Of the step, found as a difference of parameters: it loses digits to the size of the parameters.
@@ -120,9 +120,9 @@ def test_the_last_layer_is_the_head_as_the_core_sees_it(kind):
     close(found.gram[-1], gram.dense().matrix)
     close(found.drift[-1], drift)
     ours = found.problem(-1, radius=0.3)
-    core, _, size, _ = arguments(seen.head, seen.owners, seen.captured, Primum())
-    close(ours.reach, 0.3 * size)
-    close(ours.gram.diagonal, core.diagonal)
+    core = Builder().build(seen.head, seen.batch, Primum())
+    close(ours.trust_radius, 0.3 * core.step_norm)
+    close(ours.gram.diagonal, core.gram.diagonal)
 
 
 def test_the_problem_of_all_layers_is_the_sum():
@@ -130,7 +130,7 @@ def test_the_problem_of_all_layers_is_the_sum():
     whole = found.problem(radius=0.1, max_extra_weight=3.0)
     close(whole.gram.times(torch.ones(ROWS).double()), found.gram.sum((0, 2)))
     close(whole.drift, found.drift.sum(0))
-    close(whole.reach, 0.1 * found.step_squared.sum().sqrt())
+    close(whole.trust_radius, 0.1 * found.step_squared.sum().sqrt())
     assert whole.max_extra_weight == 3.0
 
 

@@ -11,7 +11,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import primum
 from primum import Solution, StepReport
 from primum.diagnostics.record import FIGURES, figures_of, gap_of, marks_of
-from primum.kernel.problem import Evidence
 
 SYNCS = {"_local_scalar_dense", "item", "is_nonzero", "equal", "nonzero", "masked_select"}
 MOST_OPERATIONS = 10  # dispatched per step, where 32 are worked on together
@@ -44,10 +43,10 @@ def reports(recipe="primum", kind=optim.SGD, steps=3, rows=32):
 
 
 def made(drift, after, weights, objective=1.0, bound=0.5, fallbacks=0) -> StepReport:
-    evidence = Evidence(torch.tensor(bound), torch.tensor(after))
-    solution = Solution(torch.tensor(weights), torch.tensor(objective), 20, evidence)
+    values = (weights, objective, bound, after)
+    solution = Solution(*map(torch.tensor, values))
     counts = torch.tensor(fallbacks), torch.tensor(0)
-    return StepReport(solution, torch.tensor(drift), *counts, weighed=True)
+    return StepReport(solution, torch.tensor(drift), *counts, weighted=True)
 
 
 @pytest.mark.parametrize("recipe", ["primum", "paper"])
@@ -73,9 +72,11 @@ def test_quantiles_are_weights_that_were_given():
     assert (one["extra_weight_p50"], one["extra_weight_p90"], one["extra_weight_max"]) == (2, 2, 2)
 
 
-def test_no_change_is_no_harm_and_unknown_stays_unknown():
-    row = dict(zip(FIGURES, figures_of([made([0.0, 1.0], [NAN, NAN], [0.0, 0.0])])[0], strict=True))
-    assert row["harmed_before"] == 0.5
+def test_rows_without_a_loss_do_not_count_and_unknown_stays_unknown():
+    report = made([0.0, 1.0, -1.0], [NAN, NAN, NAN], [0.0, 0.0, 1.0])
+    row = dict(zip(FIGURES, figures_of([report])[0], strict=True))
+    assert row["harmed_before"] == report.harmed_before == 0.5
+    assert row["mean_extra_weight"] == report.mean_extra_weight == 0.5
     assert row["harmed_after"].isnan()
     assert row["harm_after"].isnan()
 

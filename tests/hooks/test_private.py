@@ -1,4 +1,4 @@
-"""Private names of torch are in one file, and each of them may go."""
+"""Private names of torch are in one file but for a few, and each of them may go."""
 
 from __future__ import annotations
 
@@ -21,12 +21,17 @@ from torch.distributed.fsdp import fully_shard
 
 import primum
 from loops import SGD, assert_close, batch, gradients, make, make_like
-from primum import compat, update
-from primum.diagnostics import Probe, measure
+from primum.hooks import private
 
 SOURCE = Path(primum.__file__).parent
-FILES = [*SOURCE.glob("*.py"), *SOURCE.glob("[dpi]*/*.py")]
-COMPAT = SOURCE / "compat.py"
+FILES = [path for path in SOURCE.rglob("*.py") if "experiments" not in path.parts]
+PRIVATE = SOURCE / "hooks" / "private.py"
+ELSEWHERE = {
+    "kernel": {"_version", "_parameters", "_init_group"},  # imports no sibling; has fallbacks
+    # Imported on demand: no training run depends on them.
+    "diagnostics": {"_BatchNorm", "_InstanceNorm", "_pytree", "_orig_mod"},
+    "paper": {"_BatchNorm"},
+}
 NOT_OF_TORCH = {"_getframe", "_hooks", "_fields"}  # of Python; the end of a name
 TREES = {path: ast.parse(path.read_text()) for path in FILES}
 
@@ -69,9 +74,9 @@ def foreign(tree: ast.Module) -> set[str]:
 
 
 def taken() -> list[str]:
-    """What `compat.py` looks up: private names, and every name that it asks for by a string."""
-    found = foreign(TREES[COMPAT])
-    for node in ast.walk(TREES[COMPAT]):
+    """What `private.py` looks up: private names, and every name that it asks for by a string."""
+    found = foreign(TREES[PRIVATE])
+    for node in ast.walk(TREES[PRIVATE]):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             asks = node.func.id in ("getattr", "hasattr", "private")
             if asks and isinstance(node.args[1], ast.Constant):
@@ -79,21 +84,23 @@ def taken() -> list[str]:
     return sorted(found - {"enable", "__code__"})
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if p != COMPAT], ids=lambda p: p.stem)
-def test_no_other_file_uses_a_private_name(path: Path) -> None:
-    assert foreign(TREES[path]) == set()
+@pytest.mark.parametrize("room", sorted({p.relative_to(SOURCE).parts[0] for p in FILES}))
+def test_no_other_file_uses_a_private_name(room: str) -> None:
+    files = [p for p in FILES if p.relative_to(SOURCE).parts[0] == room and p != PRIVATE]
+    found = set().union(*(foreign(TREES[path]) for path in files))
+    assert found == ELSEWHERE.get(room, set())
 
 
 def test_the_search_finds_them() -> None:
     assert len(FILES) > 40
-    assert {"_will_engine_execute_node", "_version", "tree_map", "_init_group"} <= set(taken())
+    assert {"_will_engine_execute_node", "_version", "_current_graph_task_id"} <= set(taken())
     lines = "import torch\nfrom torch._C import x\ntorch._foo()\nhasattr(torch, '_bar')\n"
     assert foreign(ast.parse(lines)) == {"_C", "_foo", "_bar"}
 
 
 @pytest.fixture
 def without(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """One name that `compat.py` does not find, however it asks for it."""
+    """One name that `private.py` does not find, however it asks for it."""
     name: str = request.param
 
     def lacking(owner: object, key: str, *default: Any) -> Any:
@@ -106,14 +113,11 @@ def without(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     def has(owner: object, key: str) -> bool:
         return key != name and builtins.hasattr(owner, key)
 
-    monkeypatch.setattr(compat, "getattr", lacking, raising=False)
-    monkeypatch.setattr(compat, "hasattr", has, raising=False)
-    caches: list[Any] = [compat.private, update._rule_of]
-    for each in caches:
-        each.cache_clear()
+    monkeypatch.setattr(private, "getattr", lacking, raising=False)
+    monkeypatch.setattr(private, "hasattr", has, raising=False)
+    private.private.cache_clear()
     yield name
-    for each in caches:
-        each.cache_clear()
+    private.private.cache_clear()
 
 
 @pytest.mark.filterwarnings("always::RuntimeWarning")
@@ -140,9 +144,8 @@ def test_training_goes_on_without(without: str) -> None:
     assert all(without in message for message in ours)
     # The same weights as with the name: nothing of this loop needs it.
     builtin = {"getattr": builtins.getattr, "hasattr": builtins.hasattr}
-    vars(compat).update(builtin)
-    compat.private.cache_clear()
-    update._rule_of.cache_clear()
+    vars(private).update(builtin)
+    private.private.cache_clear()
     twin, stepper = before
     primum.attach(twin, stepper)
     for number in range(3):
@@ -169,24 +172,6 @@ def test_a_compiled_model_trains_without(without: str) -> None:
     assert reducer.last.applied
 
 
-@pytest.mark.parametrize("without", ["tree_map", "_BatchNorm", "_InstanceNorm"], indirect=True)
-def test_diagnostics_run_without(without: str) -> None:
-    model, optimizer = make()
-    inputs, labels = batch(0, 8)
-    probe = Probe(model, optimizer, F.cross_entropy, inputs, labels)
-    assert measure(probe).drift.isfinite().all()
-    mixing = nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.InstanceNorm1d(4)).double()
-    with pytest.raises(ValueError, match="BatchNorm1d in training mode"):
-        measure(Probe(mixing, optim.SGD(mixing.parameters()), F.cross_entropy, inputs, labels))
-
-
-@pytest.mark.parametrize("without", ["tree_map", "none"], indirect=True)
-def test_trees(without: str) -> None:
-    one = torch.ones(1)
-    doubled = compat.map_tensors(lambda x: 2 * x, {"a": [one, "text"], "b": (one, None)})
-    assert doubled == {"a": [2 * one, "text"], "b": (2 * one, None)}
-
-
 def test_import_without_any_of_them() -> None:
     """In a process of its own, where names that are looked up at import are missing for good."""
     program = f"""
@@ -201,12 +186,12 @@ def test_import_without_any_of_them() -> None:
                 return getattr(self.module, name)
         def lacking(name, package=None):
             found = find(name, package)
-            asks = sys._getframe(1).f_globals["__name__"] == "primum.compat"
+            asks = sys._getframe(1).f_globals["__name__"] == "primum.hooks.private"
             return Lacking(found) if asks else found
         importlib.import_module = lacking
         import primum, primum.paper, primum.diagnostics
-        assert primum.compat.private("torch._compile", "_disable_dynamo") is None
-        assert primum.compat.private("torch.jit", "is_tracing") is None
+        assert primum.private.private("torch._compile", "_disable_dynamo") is None
+        assert primum.private.private("torch.jit", "is_tracing") is None
         model = torch.nn.Linear(6, 4)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         reducer = primum.attach(model, optimizer)

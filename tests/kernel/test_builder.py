@@ -1,4 +1,4 @@
-"""From captured gradients to extra weights: large heads in blocks, tokens, memory."""
+"""From a batch to the problem of its step: large heads in blocks, tokens, memory."""
 
 from __future__ import annotations
 
@@ -18,10 +18,12 @@ from torch import Tensor, nn, optim
 import primum
 from loops import ADAMW, BOTH, PRECISE, SGD, assert_close, gradients, make, report_of, stir
 from oracles import gradients_of, gram_of
-from primum import Problem, solve
-from primum.kernel.builder import Captured, _arguments_in_blocks, weigh
+from predicting import Factor, predict_head
+from primum import Primum, Problem, solve
+from primum.kernel.batch import HeadBatch
+from primum.kernel.builder import Builder
 from primum.kernel.gram import Dense, MatrixFree
-from primum.kernel.recipe import Primum
+from primum.kernel.head import Head
 from primum.paper import Paper
 
 OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -53,10 +55,10 @@ def head_of(
     return head, dict.fromkeys(("weight", "bias") if bias else ("weight",), optimizer)
 
 
-def captured(shape: tuple[int, ...], outputs: int = 11, **others: Any) -> Captured:
+def captured(shape: tuple[int, ...], outputs: int = 11, **others: Any) -> HeadBatch:
     torch.manual_seed(1)
     x = torch.randn(*shape, 6, dtype=torch.float64)
-    return Captured(x, 0.1 * torch.randn(*shape, outputs, dtype=torch.float64), **others)
+    return HeadBatch(x, 0.1 * torch.randn(*shape, outputs, dtype=torch.float64), **others)
 
 
 def two_outputs(features: Tensor, output_gradients: Tensor) -> Iterator[slice]:
@@ -78,48 +80,47 @@ class TestBlocks:
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         """Against the gradients of all samples formed at once, and the update of the whole head."""
-        monkeypatch.setattr("primum.pipeline.output_blocks", two_outputs)
+        monkeypatch.setattr("primum.kernel.builder.sample_blocks", two_outputs)
         head, owners = head_of(kind, bias)
         if accumulated:
             for param in head.parameters():
                 param.grad = torch.randn_like(param)
-        seen = captured(
-            shape,
-            unscale=torch.tensor(0.5),
-            before=torch.tensor(0.25),
-            factor=torch.tensor(0.3, dtype=torch.float64),
-        )
-        x = F.pad(seen.features, (0, 1), value=1.0) if bias else seen.features
-        g = seen.gradients * 0.5
+        seen = captured(shape, unscale=torch.tensor(0.5))
+        factor = torch.tensor(0.3, dtype=torch.float64)
+        x = F.pad(seen.inputs, (0, 1), value=1.0) if bias else seen.inputs
+        g = seen.output_grads * 0.5
         rows = gradients_of(MatrixFree(x, g, 1.0))
         total = rows.sum(0)
         if accumulated:
             grads = [param.grad.view(11, -1) for param in head.parameters()]
             total = total + 0.25 * torch.cat(grads, 1)
-        update = predict_head(head, owners, total, factor=seen.factor)
+        update = predict_head(head, owners, total, factor=factor)
         uphill = kind == "maximize"
         with torch.no_grad():
-            gram, drift, size, lr = _arguments_in_blocks(head, owners, x, seen, Primum())
-            euclidean = _arguments_in_blocks(head, owners, x, seen, Paper())[2]
+            own = Head(head, owners, scale=Factor(factor, torch.tensor(0.25)))
+            problem = Builder()._in_blocks(own, seen, Primum())
+            euclidean = Builder()._in_blocks(own, seen, Paper()).step_norm
+        gram, drift = problem.gram, problem.drift
         close: dict[str, float] = {"rtol": 1e-9, "atol": 1e-12}
         assert isinstance(gram, Dense)
         torch.testing.assert_close(gram.matrix, gram_of(rows, update.gain), **close)
         expected = (rows * update.step).sum((1, 2))
         torch.testing.assert_close(drift, -expected if uphill else expected, **close)
         expected = (update.step.square() / update.gain).sum().sqrt()
-        torch.testing.assert_close(size, expected, **close)
+        torch.testing.assert_close(problem.step_norm, expected, **close)
         torch.testing.assert_close(euclidean, update.step.norm(), **close)
-        assert lr == update.lr
+        assert problem.lr == update.lr
 
     def test_bias_in_another_group(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("primum.pipeline.output_blocks", two_outputs)
+        monkeypatch.setattr("primum.kernel.builder.sample_blocks", two_outputs)
         head, owners = head_of("AdamW", True, apart=True)
         seen = captured((5, 3))
-        x = F.pad(seen.features, (0, 1), value=1.0)
-        rows = gradients_of(MatrixFree(x, seen.gradients, 1.0))
+        x = F.pad(seen.inputs, (0, 1), value=1.0)
+        rows = gradients_of(MatrixFree(x, seen.output_grads, 1.0))
         update = predict_head(head, owners, rows.sum(0))
         with torch.no_grad():
-            gram, drift, *_ = _arguments_in_blocks(head, owners, x, seen, Primum())
+            problem = Builder()._in_blocks(Head(head, owners), seen, Primum())
+        gram, drift = problem.gram, problem.drift
         assert isinstance(gram, Dense)
         torch.testing.assert_close(gram.matrix, gram_of(rows, update.gain), rtol=1e-9, atol=1e-12)
         torch.testing.assert_close(drift, (rows * update.step).sum((1, 2)), rtol=1e-9, atol=1e-12)
@@ -133,10 +134,13 @@ class TestBlocks:
         stir(owners["weight"])
         answers = []
         for in_blocks in (False, True):
-            monkeypatch.setattr("primum.pipeline._in_blocks", lambda *args, value=in_blocks: value)
+            monkeypatch.setattr(
+                Builder, "_goes_in_blocks", lambda *args, value=in_blocks: value
+            )
             with torch.no_grad():
-                drift, solution = weigh(head, owners, captured(shape), Primum())
-            answers.append((drift, solution.extra_weights, solution.objective))
+                problem = Builder().build(Head(head, owners), captured(shape), Primum())
+                solution = Primum()(problem)
+            answers.append((problem.drift, solution.extra_weights, solution.objective))
         for found, expected in zip(*answers, strict=True):
             torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)
         assert answers[0][1].max() > 0
@@ -150,7 +154,7 @@ class TestBlocks:
         own = Own(head.parameters(), lr=0.1)
         reducer = primum.attach(head, own)
         seen = captured((5, 3), 4)
-        (head(seen.features) * seen.gradients).sum().backward()
+        (head(seen.inputs) * seen.output_grads).sum().backward()
         assert report_of(reducer).reason == ""
         assert report_of(reducer).fallbacks == 0
 
@@ -242,7 +246,7 @@ class TestMemory:
         peaks = []
         for arm in ("plain", per):
             run = subprocess.run(
-                [sys.executable, str(Path(__file__).parent / "lm_head.py"), kind, arm],
+                [sys.executable, str(Path(__file__).parents[1] / "lm_head.py"), kind, arm],
                 capture_output=True,
                 text=True,
                 check=True,

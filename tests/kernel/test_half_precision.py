@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,29 +11,22 @@ from torch import Tensor, nn, optim
 
 import primum
 from loops import batch, report_of
-from primum import Solution
+from primum import Solution, StepProblem
 from primum.kernel.problem import plain
 
 HALVES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 
 
-class Fixed:
-    """A recipe that gives every sample the same small extra weight."""
+class Fixed(primum.Recipe):
+    """Gives every sample the same small extra weight."""
 
-    name, metric, products = "fixed", "gain", 0
+    name = "fixed"
 
     def __init__(self, extra: Tensor) -> None:
         self.extra = extra
 
-    def __call__(self, gram: Any, drift: Tensor, size: Tensor, lr: Any) -> Solution:
-        nothing = plain(drift)
-        return Solution(self.extra.to(drift), nothing.objective, 0, nothing.evidence)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {}
-
-    def load_state_dict(self, state: Any) -> None:
-        pass
+    def __call__(self, problem: StepProblem) -> Solution:
+        return replace(plain(problem.drift), extra_weights=self.extra.to(problem.drift))
 
 
 @HALVES

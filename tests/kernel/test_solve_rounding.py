@@ -12,8 +12,8 @@ from torch import Tensor
 
 from oracles import Literal
 from primum import Problem, solve
-from primum.kernel.gram import MatrixFree
 from primum.kernel import solver
+from primum.kernel.gram import MatrixFree
 
 SEEDS = range(500, 900)
 TINY = 1e-37  # near the smallest numbers of float32

@@ -20,8 +20,17 @@ from torch.optim.optimizer import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from primum import dryrun, rules, update
-from primum.kernel.optimizers.predict import Update, check_supported, group_of, predict
+from primum.kernel import scalars
+from primum.kernel.optimizers import dry_run as dry_runs
+from primum.kernel.optimizers import rules
+from primum.kernel.optimizers.dry_run import dry_run
+from primum.kernel.optimizers.predict import (
+    Update,
+    check_supported,
+    group_of,
+    predict,
+    rule_for,
+)
 
 # Large, and a power of two: `(new - old) / lr` then loses nothing by dividing, and rounding `new`
 # to the grid of the parameter costs eps * |new| / (lr * |step|), about eps, as parameters are of
@@ -246,7 +255,7 @@ def test_step_is_what_a_real_step_does(cls, kw, dtype):
 @pytest.mark.usefixtures("_wide_counts")
 @by_case
 def test_step_counts_on_the_device_give_the_same(cls, kw, monkeypatch):
-    monkeypatch.setattr(rules, "on_host", lambda value: False)
+    monkeypatch.setattr(scalars, "on_host", lambda value: False)
     # torch rounds NAdam's running product to the float32 of its state; the device path does not.
     tolerance = 1e-6 if cls is optim.NAdam else TOLERANCE[torch.float64]
     optimizer, param = build(cls, **kw)
@@ -291,7 +300,7 @@ def test_half_precision_is_predicted_in_float32(cls, dtype):
 
 
 def test_scalar_parameter_keeps_its_dtype(monkeypatch):
-    monkeypatch.setattr(rules, "on_host", lambda value: False)
+    monkeypatch.setattr(scalars, "on_host", lambda value: False)
     optimizer, param = build(optim.NAdam, torch.float32, shape=())
     advance(optimizer, param, gradient(param))
     assert predict(optimizer, param, gradient(param)).step.dtype == torch.float32
@@ -500,7 +509,7 @@ def test_few_operations_and_no_host_sync(cls, kw):
 
 @by_class
 def test_no_host_sync_with_counts_on_the_device(cls, monkeypatch):
-    monkeypatch.setattr(rules, "on_host", lambda value: False)
+    monkeypatch.setattr(scalars, "on_host", lambda value: False)
     optimizer, param = build(cls, torch.float32)
     for _ in range(3):
         grad = gradient(param)
@@ -711,7 +720,7 @@ def test_dry_run_gain_is_of_the_size_of_the_exact_one():
         exact = (
             3
             * rules._adam(
-                rules.Seen(
+                rules.OptimizerView(
                     optimizer,
                     optimizer.param_groups[0],
                     optimizer.state.get(param, {}),
@@ -815,17 +824,17 @@ def test_a_subclass_that_keeps_its_step_keeps_the_rule():
     for cls in (PlainAdam, optim.Adam):
         optimizer, param = build(cls)
         advance(optimizer, param, gradient(param))
-        assert update._rule_for(cls) is rules._adam
+        assert rule_for(cls) is rules._adam
         assert predict(optimizer, param, gradient(param)).gain.shape == SHAPE
-    assert update._rule_for(ScaledAdam) is dryrun.dry_run
-    assert update._rule_for(ScaledInitAdam) is dryrun.dry_run
+    assert rule_for(ScaledAdam) is dry_run
+    assert rule_for(ScaledInitAdam) is dry_run
 
     class Wrapped(optim.Adam):
         @functools.wraps(optim.Adam.step)
         def step(self, closure=None):
             raise AssertionError
 
-    assert update._rule_for(Wrapped) is dryrun.dry_run
+    assert rule_for(Wrapped) is dry_run
 
 
 def test_dry_run_gain_where_the_gradient_changes_nothing():
@@ -836,7 +845,7 @@ def test_dry_run_gain_where_the_gradient_changes_nothing():
     optimizer.state[param]["mean"] = -100 * grad
     got = predict(optimizer, param, grad)
     assert error(got.step, grad.sign()) < TOLERANCE[torch.float64]
-    expected = dryrun.LEAST_COSINE * got.step.norm() / grad.norm()
+    expected = dry_runs.LEAST_COSINE * got.step.norm() / grad.norm()
     torch.testing.assert_close(got.gain, expected)
 
 
@@ -873,8 +882,8 @@ def test_dry_run_does_not_copy_or_touch_other_parameters():
     big.grad = torch.ones(1000)
     before = big.detach().clone()
     predict(optimizer, param, torch.ones(SHAPE))
-    probe, clone = dryrun.probe_of(
-        rules.Seen(optimizer, optimizer.param_groups[1], {}, param, param), torch.ones(SHAPE), LR
+    probe, clone = dry_runs.probe_of(
+        rules.OptimizerView(optimizer, optimizer.param_groups[1], {}, param, param), torch.ones(SHAPE), LR
     )
     assert torch.equal(big, before)
     assert probe.everything["all"][1] is clone

@@ -12,8 +12,9 @@ from torch import Tensor, nn, optim
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from predicting import predict_head
-from primum import update
-from primum.kernel.optimizers.predict import Update, predict
+from primum.kernel.head import Head
+from primum.kernel.optimizers import predict as predictions
+from primum.kernel.optimizers.predict import Update, group_of, predict
 
 # As in test_update.py: a power of two, and large, so that `(new - old) / lr` loses nothing.
 LR = 64.0
@@ -110,9 +111,9 @@ def displacement(head: nn.Linear, owners: dict[str, optim.Optimizer], grad: Tens
     return torch.cat(moved, 1)
 
 
-def predicted(head: nn.Linear, owners: dict[str, optim.Optimizer], grad: Tensor) -> update.Update:
+def predicted(head: nn.Linear, owners: dict[str, optim.Optimizer], grad: Tensor) -> Update:
     """The update, if `grad` is added to what is in `.grad`."""
-    before = update.accumulated(head, owners, grad.dtype)
+    before = Head(head, owners).accumulated(grad.dtype)
     return predict_head(head, owners, grad if before is None else grad + before)
 
 
@@ -133,7 +134,7 @@ def check(
     got = predicted(head, owners, grad)
     assert all(torch.equal(*pair) for pair in zip(before, head.parameters(), strict=True))
     true = displacement(head, owners, grad).double()
-    rates = [update.group_of(owner, getattr(head, name))["lr"] for name, owner in owners.items()]
+    rates = [group_of(owner, getattr(head, name))["lr"] for name, owner in owners.items()]
     largest = max(float(rate) for rate in rates)
     assert got.step.dtype == grad.dtype
     assert got.step.shape == grad.shape
@@ -411,8 +412,10 @@ def test_few_operations_and_no_sync(kind, most):
 
 def test_apart_only_where_it_must_be(monkeypatch):
     calls = []
-    apply = update._apply
-    monkeypatch.setattr(update, "_apply", lambda *args: calls.append(1) or apply(*args))
+    one = predictions.predict_part
+    monkeypatch.setattr(
+        predictions, "predict_part", lambda *args: calls.append(1) or one(*args)
+    )
     head, owners = together("AdamW")
     predicted(head, owners, gradient(head))
     assert len(calls) == 1

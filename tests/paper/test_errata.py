@@ -20,10 +20,9 @@ from oracles import ask
 from paper import transcribed
 from paper.explicit import per_sample_gradients
 from paper.test_chambolle_pock import random_problem
-from primum.kernel.gram import Gram, MatrixFree
+from primum.kernel.gram import MatrixFree
 from primum.kernel.optimizers.predict import Update
-from primum.kernel.optimizers.rules import Scalar
-from primum.kernel.problem import Solution
+from primum.kernel.problem import Solution, StepProblem
 from primum.paper import Paper
 from primum.paper.chambolle_pock import PaperProblem, chambolle_pock
 from primum.paper.exact import exact_weights
@@ -91,9 +90,9 @@ def test_erratum_a_gain_of_rank_five_is_not_positive(captured):
 class Keeper(Paper):
     """The paper's recipe, with the Gram operators it was given kept."""
 
-    def __call__(self, gram: Gram, drift: Tensor, size: Tensor, lr: Scalar) -> Solution:
-        self.grams = [*getattr(self, "grams", []), gram]
-        return super().__call__(gram, drift, size, lr)
+    def __call__(self, problem: StepProblem) -> Solution:
+        self.grams = [*getattr(self, "grams", []), problem.gram]
+        return super().__call__(problem)
 
 
 def transformer_heads() -> list[MatrixFree]:

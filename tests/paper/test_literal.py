@@ -429,8 +429,8 @@ def test_observe_leaves_the_gradients_alone():
     assert all(torch.equal(one.grad, other.grad) for one, other in pairs)
 
 
-def test_attach_passes_its_two_settings_on():
+def test_attach_passes_its_radius_on():
     model = small_model()
     optimizer = OPTIMIZERS["SGD"](model.parameters())
-    reducer = primum.attach(model, optimizer, recipe="paper", radius=0.3, max_extra_weight=1.0)
-    assert reducer._recipe.settings == PaperSettings(radius=0.3, max_extra_weight=1.0)
+    reducer = primum.attach(model, optimizer, recipe="paper", radius=0.3)
+    assert reducer._engine.recipe.settings == PaperSettings(radius=0.3)

@@ -8,6 +8,7 @@ from torch import nn
 from paper import transcribed
 from paper.explicit import per_sample_gradients
 from primum.kernel.gram import MatrixFree
+from primum.kernel.optimizers.predict import predict
 from primum.paper.low_rank import gram_matrices, low_rank, weighted_gram
 
 BATCH, D_IN, D_OUT = 12, 7, 5
@@ -103,6 +104,26 @@ def test_nesterov_has_two_that_are_proportional(gain):
     gram, metric = gram_matrices(MatrixFree(features, gradients, gain, has_bias=True), 5)
     torch.testing.assert_close(gram, 1.9 * rows @ rows.t())
     torch.testing.assert_close(metric, 1.9**2 * rows @ rows.t())
+
+
+def test_features_that_are_always_zero_cost_no_digits():
+    """AdamW's gain is about 1 / eps there: a float32 SVD would lose those of the others."""
+    rng = torch.Generator().manual_seed(3)
+    weight = nn.Parameter(torch.zeros(10, 64))
+    optimizer = torch.optim.AdamW([weight], lr=1e-3)
+    for _ in range(20):
+        features = torch.randn(32, 64, generator=rng).relu()
+        features[:, ::3] = 0
+        gradients = torch.randn(32, 10, generator=rng) / 32
+        gain = predict(optimizer, weight, gradients.t() @ features).gain
+        weight.grad = gradients.t() @ features
+        optimizer.step()
+    assert gain.max() > 1e4 * gain.min()
+    x, g, wide = (each.double().numpy() for each in (features, gradients, gain))
+    found = gram_matrices(MatrixFree(features, gradients, gain), 5)
+    for matrix, power in zip(found, (wide, wide**2), strict=True):
+        expected = transcribed.weighted_gram(x, g, power, 5)
+        assert np.abs(matrix.double().numpy() - expected).max() <= 1e-4 * np.abs(expected).max()
 
 
 def test_sequences_are_formed_exactly():

@@ -11,9 +11,9 @@ from torch import Tensor
 from primum.diagnostics.gradients import gradient_rows, sample_losses
 from primum.diagnostics.layers import Layer, in_turns, layers_of
 from primum.diagnostics.probe import Probe
-from primum.kernel.recipe import RADIUS
-from primum.kernel.problem import Problem
 from primum.kernel.optimizers.predict import predict
+from primum.kernel.problem import Problem
+from primum.kernel.recipe import RADIUS
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from primum.hooks.private import eager
 from primum.diagnostics.record import FIGURES, TOTALS, figures_of, gap_of, marks_of, own_samples
-from primum.reducer import Reducer
+from primum.hooks.private import eager
 from primum.kernel.report import StepReport
+from primum.reducer import Reducer
 
 AT_ONCE = 32  # Reports processed together; each holds about 50 numbers per sample until then.
 

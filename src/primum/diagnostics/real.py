@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from primum.kernel.optimizers.dry_run import unhooked
 from primum.diagnostics.gradients import randomness, sample_losses
 from primum.diagnostics.interference import FirstOrder, first_order
 from primum.diagnostics.probe import Probe
+from primum.kernel.optimizers.dry_run import unhooked
 
 
 @dataclass(frozen=True, eq=False)

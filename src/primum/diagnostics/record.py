@@ -40,13 +40,15 @@ def figures_of(reports: Sequence[StepReport]) -> Tensor:
     drifts = torch.stack((before, after))
     weights = torch.stack([report.extra_weights for report in reports])
     harm = drifts.clamp_min(0).sum(2)
-    harmed = torch.where(harm.isnan(), harm, (drifts > 0).to(harm.dtype).mean(2))
+    counted = (before != 0).sum(1)  # rows with a loss, all if none has
+    counted = torch.where(counted > 0, counted, before.shape[1])
+    harmed = torch.where(harm.isnan(), harm, (drifts > 0).sum(2) / counted)
     ranked = weights.sort(1).values
     last = weights.shape[1] - 1
     columns = (
         *harm,
         *harmed,
-        weights.mean(1),
+        weights.sum(1) / counted,
         ranked[:, last // 2],
         ranked[:, (9 * last) // 10],
         ranked[:, last],

@@ -11,9 +11,9 @@ from torch import Tensor
 from primum.diagnostics.head import see_head
 from primum.diagnostics.interference import Interference
 from primum.diagnostics.probe import Probe
-from primum.paper import Paper, PaperSettings
 from primum.kernel.recipe import RADIUS, Primum, Recipe
 from primum.kernel.solver import solve
+from primum.paper import Paper, PaperSettings
 
 NETWORK_ITERS = 100  # enough to converge: "network" is a reference
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, NamedTuple, get_args
 
 from primum.experiments.errors import UserError
-from primum.paper import PaperSettings
 from primum.kernel.recipe import RADIUS
+from primum.paper import PaperSettings
 
 Task = Literal["images", "language"]
 Per = Literal["sample", "token"]

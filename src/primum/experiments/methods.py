@@ -28,9 +28,9 @@ from primum.experiments.weightings import (
     UpGrad,
     VaryingPaper,
 )
+from primum.kernel.recipe import Primum, Recipe
 from primum.paper import PaperSettings
 from primum.paper.multilayer import MultiLayer, split
-from primum.kernel.recipe import Primum, Recipe
 
 NETWORK_ITERS = 50  # for the whole network's problem
 CHUNK = 32  # samples whose gradients are computed at a time

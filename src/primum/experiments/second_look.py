@@ -28,11 +28,11 @@ import torch
 from torch import Tensor, nn
 
 from primum import StepReport
-from primum.kernel.head import registered as parameter
 from primum.experiments.epochs import Batch
 from primum.experiments.errors import UserError
 from primum.experiments.methods import Method, autocast
 from primum.experiments.weightings import Kept
+from primum.kernel.head import registered as parameter
 
 
 class SecondLook(Method):

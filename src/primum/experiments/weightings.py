@@ -16,11 +16,11 @@ from torch import Tensor
 from primum.experiments.epochs import PERMUTE, generator_of
 from primum.experiments.errors import torchjd_for
 from primum.kernel.gram import MatrixFree
-from primum.paper import Paper, PaperSettings
 from primum.kernel.problem import Problem, Solution, StepProblem, plain
 from primum.kernel.recipe import Metric, Primum, Recipe
 from primum.kernel.scalars import Scalar
 from primum.kernel.solver import solve
+from primum.paper import Paper, PaperSettings
 
 
 class Reduced(Recipe):

@@ -101,6 +101,8 @@ class MeasuredScale(Observer):
     @torch.no_grad()
     def before_step(self, optimizer: Any) -> None:
         """The optimizer is about to use what is in `.grad`."""
+        if not self._left:
+            return
         own = [part for part, each in self._head.optimizers.items() if each is optimizer]
         grads = self._head.grads()
         used = self._vectors({part: grads[part] for part in own if part in grads})

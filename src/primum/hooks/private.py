@@ -1,4 +1,4 @@
-"""Every private name of torch that primum uses, each with a fallback.
+"""The private names of torch that training needs, each with a fallback.
 
 torch may rename or drop these in any release. A missing name costs the feature that its function
 describes, and a warning where results change; never the import, and never a training run.

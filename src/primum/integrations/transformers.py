@@ -14,9 +14,9 @@ from transformers.trainer_callback import ExportableState
 from transformers.utils import logging
 
 from primum import Reducer, StepReport
-from primum.setup.bypass import fusing_package, looked_after
 from primum.integrations.attachment import Attachment
 from primum.integrations.keep_head import way_out, when_fused
+from primum.setup.bypass import fusing_package, looked_after
 
 logger = logging.get_logger("transformers.primum")  # follows the Trainer's log_level
 

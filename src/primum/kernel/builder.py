@@ -23,7 +23,7 @@ from primum.kernel.head import Head, Plain
 from primum.kernel.optimizers.predict import Update
 from primum.kernel.problem import Solution, StepProblem
 from primum.kernel.recipe import Recipe
-from primum.kernel.scalars import Scalar
+from primum.kernel.scalars import Scalar, on_host, read
 
 LARGE = 1 << 22  # Entries of a head's weight above which nothing of its size is made: 16 MiB.
 
@@ -63,7 +63,8 @@ class Builder:
         g_t = g.flatten(0, -2).t()
         update = head.update(g_t @ x.flatten(0, -2), batch)
         problem = whole_problem(head, batch, recipe, update, x, g, transposed=g_t)
-        if recipe.products == 0:
+        # Where the host knows that nobody is harmed, nothing is to be solved.
+        if recipe.products == 0 or (on_host(problem.drift) and not read(problem.drift.amax()) > 0):
             return problem
         assert isinstance(problem.gram, MatrixFree)
         return replace(problem, gram=choose_form(problem.gram, recipe.products))

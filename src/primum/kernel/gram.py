@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from primum.kernel.scalars import Scalar, is_one
+from primum.kernel.scalars import Scalar, is_one, on_host
 
 LAUNCH = 200_000  # What one more operation costs, in floating-point operations of a matrix product.
 
@@ -122,7 +122,12 @@ class MatrixFree(Gram):
 
     def times(self, vector: Tensor) -> Tensor:
         rows = vector if self.positions == 1 else vector.repeat_interleave(self.positions)
-        total = (self._gradients_t * rows) @ self._flat
+        g_t, x = self._gradients_t, self._flat
+        if on_host(rows) and not torch.compiler.is_compiling():  # rows of zeros add nothing
+            support = rows.nonzero().squeeze(1)  # no sync there
+            if 2 * len(support) < len(rows):
+                g_t, x, rows = g_t[:, support], x[support], rows[support]
+        total = (g_t * rows) @ x
         if self.all_reduce is not None:
             total = self.all_reduce(total)
         return self.along(total if is_one(self.gain) else total * self.gain)

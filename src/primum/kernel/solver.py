@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from primum.kernel.problem import Problem, Solution
+from primum.kernel.problem import Problem, Solution, plain
 from primum.kernel.scalars import Scalar, at_least, at_most, on_host, read, where
-
 
 SMALL, UNIT = 1e-30, 2.0**40  # A drift below the first is multiplied by the second, squared.
 
@@ -43,11 +42,15 @@ def solve(problem: Problem, max_iters: int = 20, tolerance: float = 0.0) -> Solu
         raise ValueError(f"max_iters must be >= 1, got {max_iters}")
     gram, drift = problem.gram, problem.drift
     stops = gram.all_reduce is None and on_host(drift) and not torch.compiler.is_compiling()
-    if stops and 0 < read(drift.abs().amax()) < SMALL:  # float32 ends at 1e-38
-        return _in_larger_units(problem, max_iters, tolerance)
+    if stops:
+        lowest, highest = (read(each) for each in drift.aminmax())
+        if highest <= 0 and lowest > -math.inf:
+            return plain(drift)  # nobody is harmed
+        if max(highest, -lowest) < SMALL:  # float32 ends at 1e-38
+            return _in_larger_units(problem, max_iters, tolerance)
     visited: _OneByOne | _AtOnce = _OneByOne(problem) if stops else _AtOnce(problem)
     if stops and not visited.solvable:
-        return visited.best(0)  # nobody is harmed, or not finite
+        return visited.best(0)  # not finite, or radius 0
     number: Any = read if stops else _kept
     inverse = gram.diagonal.clamp_min(torch.finfo(drift.dtype).tiny).reciprocal()
     pull = drift / problem.trust_radius

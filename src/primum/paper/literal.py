@@ -16,8 +16,8 @@ from primum.kernel.scalars import scalar
 from primum.paper.chambolle_pock import PaperProblem, chambolle_pock
 from primum.paper.guards import condition_guard, spike_guard
 from primum.paper.low_rank import gram_matrices
-from primum.paper.spectrum import EXACT_UP_TO
 from primum.paper.skips import Skips
+from primum.paper.spectrum import EXACT_UP_TO
 
 
 @dataclass(frozen=True)
