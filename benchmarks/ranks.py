@@ -14,7 +14,8 @@ bootstrap intervals over the rounds.
 
     python benchmarks/ranks.py                          # ten minutes on two busy cores
     python benchmarks/ranks.py --quick                  # seconds
-    python benchmarks/ranks.py --tables docs/scale.md   # update the tables of the page
+
+The tables of docs/scale.md come from the results: `python -m primum.experiments.pages`.
 """
 
 from __future__ import annotations
@@ -37,12 +38,9 @@ from _common import (
     positive,
     ratio_of_medians,
     use_threads,
-    write_text,
 )
 from _scale import WAYS, Case, auto, chosen, memory, sent
-from _scale_tables import regret, tables
-
-from primum.experiments.text_tables import MARK, fill_page
+from _scale_tables import regret
 
 CHILD = Path(__file__).resolve().parent / "_rank.py"
 FULL: dict[str, Any] = {
@@ -184,31 +182,17 @@ def verdicts(rows: Sequence[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def update(page: Path, made: dict[str, str]) -> str:
-    """The page's text with these tables."""
-    text = page.read_text(encoding="utf-8")
-    places = [name for _, name, _ in MARK.findall(text)]
-    if sorted(places) != sorted(made):
-        raise SystemExit(f"{page} has places for the tables {places}, not for {list(made)}")
-    return fill_page(text, made.__getitem__)
-
-
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     made = make_parser("ranks.py", __doc__, quick="one small case over 1 and 2 processes")
     add = made.add_argument
     add("--processes", nargs="+", type=positive, metavar="N", help="default: 1 2 4")
     add("--seconds", type=float, help="time budget for the rounds of a case (default: 2)")
     add("--repeats", type=positive, help="maximum rounds of a case (default: 30)")
-    add("--tables", type=Path, metavar="PAGE", help="only write the tables of --out to PAGE")
     return parse_quick(made, argv, FULL, QUICK)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
-    if options.tables is not None:
-        content = json.loads(options.out.read_text())
-        write_text(options.tables, update(options.tables, tables(content)))
-        return 0
     cases = [
         {"inputs": inputs, "outputs": outputs, "batch": batch, "optimizer": optimizer}
         for inputs, outputs, batch in options.sizes

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-
-from primum.experiments.text_tables import MARK
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "scale.md"
@@ -38,34 +35,6 @@ def test_ranks(load: Load, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert str(tmp_path) not in json.dumps(content["environment"])
     assert "Payload: 8 of 8 rows" in capsys.readouterr().out
     assert "Payload: 8 of 8 rows" in out.with_suffix(".md").read_text()
-
-
-def test_tables_go_into_a_page(load: Load, tmp_path: Path) -> None:
-    page = page_with_places(tmp_path)
-    assert "4,096 x 128,000 |" not in page.read_text()
-    assert load("ranks").main(["--tables", str(page)]) == 0
-    assert page.read_text() == PAGE.read_text()
-
-
-def page_with_places(folder: Path) -> Path:
-    """The page without the contents of its tables."""
-    bare = MARK.sub(r"\1\3", PAGE.read_text())
-    (folder / "page.md").write_text(bare)
-    return folder / "page.md"
-
-
-def test_the_page_has_the_tables_of_today(load: Load) -> None:
-    """Otherwise: python benchmarks/ranks.py --tables docs/scale.md"""
-    made = load("_scale_tables").tables(json.loads(RESULTS.read_text()))
-    assert load("ranks").update(PAGE, made) == PAGE.read_text()
-    assert len(re.findall("<!-- table ", PAGE.read_text())) == len(made)
-
-
-def test_a_missing_place_is_an_error(load: Load, tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("no places here")
-    with pytest.raises(SystemExit, match=r"places for the tables \[\], not for \['bytes'\]"):
-        load("ranks").update(page, {"bytes": "|"})
 
 
 def test_measured_bytes_are_those_of_the_formula() -> None:

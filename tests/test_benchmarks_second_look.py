@@ -70,10 +70,7 @@ def test_a_step_of_the_bias_is_common_to_all_samples(load):
     assert row["own"]["spread"] == pytest.approx(0, abs=1e-5)
 
 
-def test_the_guide_shows_what_was_measured():
-    rows = (BENCHMARKS / "results" / "second_look.md").read_text().split("\n\n")[0]
-    guide = (BENCHMARKS.parent / "docs" / "guide.md").read_text()
-    assert rows in guide
+def test_the_guide_says_what_was_measured():
     runs = json.loads((BENCHMARKS / "results" / "second_look.json").read_text())["runs"]
     assert {run["measurements"] for run in runs.values()} == {26}
     plain, own = runs["plain"], runs["primum"]

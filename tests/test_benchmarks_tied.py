@@ -53,11 +53,3 @@ def test_the_shares_of_head_and_embedding(tied: ModuleType) -> None:
     torch.testing.assert_close(head, twin.lm_head.weight.grad)
     share = batch.whole(model.lm_head.weight, weights) - head
     torch.testing.assert_close(share, twin.wte.weight.grad)
-
-
-def test_the_page_has_the_tables_of_the_results() -> None:
-    tables = [part for part in RESULTS.read_text().split("\n\n") if part.startswith("|")]
-    assert len(tables) == 3
-    page = PAGE.read_text()
-    for table in tables:
-        assert table in page

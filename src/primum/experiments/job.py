@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from time import monotonic
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 
 from primum.experiments.callbacks import Curves, Interference, MiddleBatch, PeakMemory
 from primum.experiments.looks import Looks
-from primum.experiments.runs import RunRecord, run_from
+from primum.experiments.runs import RunRecord, commit, run_from
 from primum.experiments.settings import Matched, RunSettings
 from primum.experiments.shift_meter import CommonShift
 from primum.experiments.stopwatch import use_threads
@@ -145,6 +146,8 @@ def make_record(trainer: Trainer, place: Place) -> RunRecord:
         arm_settings={**settings.arm.settings(), "key": settings.key, **taken},
         environment=environment,
         command=place.command,
+        commit=commit(),
+        date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         seconds=round(trainer.stopwatch.seconds, 3),
         complete=trainer.finished,
         final=final,

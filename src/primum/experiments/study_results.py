@@ -14,15 +14,13 @@ from primum.experiments.budgets import Budgets
 from primum.experiments.cli import PAPER
 from primum.experiments.default_radius import Gains, gains_of
 from primum.experiments.defaults import OPTIMIZERS, RATES
-from primum.experiments.evidence import findings_of
+from primum.experiments.evidence import findings_of, records_of
 from primum.experiments.judge import Outcome
 from primum.experiments.reproduce import EXPERIMENTS
-from primum.experiments.runs import RunRecord
+from primum.experiments.runs import INDEX, TABLE, RunRecord, read_index, read_table
 from primum.experiments.schedules import scaled_lr
 from primum.experiments.speedrun import FALLING, FIRST_HALF
 from primum.experiments.statistics import Difference, family
-from primum.experiments.store import Store
-from primum.experiments.studies import STUDIES
 from primum.experiments.tables import Group, group_runs
 
 MODELS = {  # in plots
@@ -75,24 +73,22 @@ def named(arm: str, *, language: bool = False) -> str:
 
 
 class Results:
-    """Finished runs of all studies.
+    """Finished runs of all studies, from their tables.
 
-    A study without a run of its own has none, even if it shares runs with an earlier study.
+    Attributes:
+        studies: Page, question, command and number of planned runs of each study, by name.
+        runs: Finished runs of each study; none if it shares all of them with earlier studies.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        store, taken = Store(folder), set[str]()
-        self.runs: dict[str, list[RunRecord]] = {}
-        for name, study in STUDIES.items():
-            found = study.found(store)
-            own = {run.arm_settings["key"] for run in found} - taken
-            self.runs[name] = found if own else []
-            taken |= {run.key for run in study.runs()}
+        self.studies = read_index(folder / INDEX)
+        paths = {name: folder / f"{name}{TABLE}" for name in self.studies}
+        self.runs = {n: read_table(path) if path.exists() else [] for n, path in paths.items()}
 
     def of(self, page: str) -> dict[str, list[RunRecord]]:
         """Finished runs of the studies on a page."""
-        return {name: runs for name, runs in self.runs.items() if STUDIES[name].page == page}
+        return {n: runs for n, runs in self.runs.items() if self.studies[n]["page"] == page}
 
     def groups(self, study: str) -> list[Group]:
         """Runs of a study by settings."""
@@ -153,14 +149,19 @@ class Results:
         """The paper's claims at scale small, judged from the stored runs and measurements."""
         folder = self.folder / "reproduce" / "small"
         stored = json.loads(gzip.decompress((folder / "measurements.json.gz").read_bytes()))
-        found = Store(folder).tables
+        runs = {run.arm_settings["key"]: run for run in read_table(folder / f"runs{TABLE}")}
         return [
             Outcome(
                 name=name,
                 title=EXPERIMENTS[name].title,
                 scale="small",
                 findings=tuple(
-                    findings_of(name, "small", range(1), found, stored[name]["scripts"])
+                    findings_of(
+                        name,
+                        "small",
+                        records_of(stored[name]["runs"], runs),
+                        stored[name]["scripts"],
+                    )
                 ),
                 command=stored[name]["command"],
                 environment=stored[name]["environment"],
