@@ -86,41 +86,6 @@ def test_bad_sizes_are_refused(load, name, capsys):
     assert "above 0" in capsys.readouterr().err
 
 
-def test_parts(load, tmp_path, capsys):
-    out = tmp_path / "parts.json"
-    assert load("parts").main(["--quick", "--out", str(out)]) == 0
-    content = json.loads(out.read_text())
-    found = content["parts"]
-    assert list(found) == [
-        *("plain", "both", "head alone", "backbone alone", "backbone alone, shuffled")
-    ]
-    for each in found.values():
-        assert -1 <= each["cosine"] <= 1
-        assert min(each["head"], each["backbone"], each["harm"]) > 0
-    assert str(tmp_path) not in json.dumps(content["environment"])
-    assert "head alone" in out.with_suffix(".md").read_text()
-    assert "cosine" in capsys.readouterr().out
-
-
-def test_parts_split_a_change_of_the_logits(load):
-    """The two changes and their product term are the whole change."""
-    parts = load("parts")
-    torch.manual_seed(0)
-    before, after = ((torch.randn(5, 3), torch.randn(2, 3), torch.randn(2)) for _ in range(2))
-
-    class Quiet:
-        class method:
-            last = None
-
-    head, backbone, cosine, _ = parts._changes(before, after, Quiet)
-    by_head = before[0] @ after[1].T + after[2] - before[0] @ before[1].T - before[2]
-    by_backbone = after[0] @ before[1].T - before[0] @ before[1].T
-    assert head == pytest.approx(float(by_head.norm()), rel=1e-5)
-    assert backbone == pytest.approx(float(by_backbone.norm()), rel=1e-5)
-    means = by_head.mean(0), by_backbone.mean(0)
-    assert cosine == pytest.approx(float(torch.cosine_similarity(*means, dim=0)), rel=1e-4)
-
-
 def test_the_table_shows_what_parts_measured():
     rows = (BENCHMARKS / "results" / "parts.md").read_text().split("\n\n")[0]
     found = json.loads((BENCHMARKS / "results" / "parts.json").read_text())["parts"]

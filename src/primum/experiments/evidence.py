@@ -14,7 +14,7 @@ from primum.experiments.claims import TABLES
 from primum.experiments.formatting import show
 from primum.experiments.judge import Finding, judge_gain, judge_statement
 from primum.experiments.runs import RunRecord
-from primum.experiments.scales import Scale, figure1_runs, multilayer_runs, scaled
+from primum.experiments.scales import Scale, figure1_runs, scaled
 from primum.experiments.settings import RunSettings
 from primum.experiments.statistics import Difference, family, interval
 from primum.experiments.tables import metrics_of, of_weighting
@@ -37,9 +37,6 @@ def cells_of(
     elif name == "figure1":
         networks = figure1_runs(scale).items()
         found = {label: {"base": [replace(run, device=device)]} for label, run in networks}
-    elif name == "multilayer":
-        chains = [replace(run, device=device) for run in multilayer_runs(scale)]
-        found[""] = {run.arm.label: [run] for run in chains}
     return found
 
 

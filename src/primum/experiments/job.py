@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from primum.experiments.callbacks import Curves, Interference, MiddleBatch, PeakMemory
+from primum.experiments.callbacks import Curves, Interference, MiddleBatch
 from primum.experiments.looks import Looks
 from primum.experiments.runs import RunRecord, commit, run_from
 from primum.experiments.settings import Matched, RunSettings
@@ -95,10 +95,9 @@ def default_callbacks(settings: RunSettings) -> list[Callback]:
     """The callbacks of a run."""
     if settings.look is not None:
         return [Looks()]
-    memory = [PeakMemory()] if settings.arm.name == "explicit" else []
     views = [Views()] if settings.views > 1 else []
     shift = [CommonShift()] if settings.shift_every is not None else []
-    return [Curves(), Interference(), MiddleBatch(), *memory, *views, *shift]
+    return [Curves(), Interference(), MiddleBatch(), *views, *shift]
 
 
 def _train(trainer: Trainer, place: Place, on_step: OnStep) -> None:

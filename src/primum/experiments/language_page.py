@@ -124,11 +124,11 @@ def language_plots(results: Results) -> dict[str, Figure]:
     """Plots by file name, for studies with runs."""
     drawn = {}
     for name, title in (("rates-char", "characters"), ("rates-word", "words")):
-        if results.runs[f"language-{name}"]:
+        if results.runs.get(f"language-{name}"):
             drawn[f"language-{name}"] = rates_plot(results.groups(f"language-{name}"), title)
-    if results.runs["language-radius"]:
+    if results.runs.get("language-radius"):
         drawn["language-radius"] = by_radius(only(results, "radius"))
-    if results.runs["language-long"]:
+    if results.runs.get("language-long"):
         arms = {arm_name(arm): runs for arm, runs in only(results, "long").arms.items()}
         drawn["language-long"] = curves(arms, "test_loss", by="step", title="characters")
     return drawn

@@ -50,10 +50,6 @@ EXPERIMENTS: dict[str, Experiment] = {
         "Networks of benchmarks/solvers.py, 150 steps, five problems of each.",
         cpu_only=True,
     ),
-    "multilayer": Experiment(
-        "Figure 11: explicit gradients of several last blocks",
-        "The paper's ResNet-20, 1,280 images in batches of 64, 3 epochs.",
-    ),
     "gram": Experiment("Table 3: cost of the Gram matrix, SGD", GRAM, cpu_only=True),
     "gram-adamw": Experiment("Table 4: cost of the Gram matrix, AdamW", GRAM, cpu_only=True),
 }

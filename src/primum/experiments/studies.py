@@ -29,7 +29,7 @@ from primum.experiments.files import write_text
 from primum.experiments.image_studies import IMAGES
 from primum.experiments.language_studies import LANGUAGE
 from primum.experiments.progress import Progress
-from primum.experiments.runs import INDEX, TABLE, RunRecord, read_index, write_table
+from primum.experiments.runs import INDEX, TABLE, RunRecord, read_index, read_table, write_table
 from primum.experiments.store import Store
 from primum.experiments.study import Study
 from primum.experiments.sweep import run_sweep
@@ -59,19 +59,22 @@ def smoke(study: Study) -> Study:
 
 
 def pack(folder: Path) -> None:
-    """Move finished runs from `runs/` to the tables of the studies that need them.
+    """Add finished runs from `runs/` to the tables of the studies that need them.
 
-    A study has no table if it shares all of its finished runs with earlier studies.
+    Stored rows stay, also those of arms that are no longer planned. A study has no table if it
+    shares all of its finished runs with earlier studies.
     """
     store, taken = Store(folder), set[str]()
-    path = folder / INDEX
-    index = read_index(path) if path.exists() else {}
+    index = read_index(folder / INDEX) if (folder / INDEX).exists() else {}
     for study in STUDIES.values():
-        planned = study.runs()
-        found = study.found(store)
-        if {run.arm_settings["key"] for run in found} - taken:
-            write_table(folder / f"{study.name}{TABLE}", found)
-        taken |= {run.key for run in planned}
+        path = folder / f"{study.name}{TABLE}"
+        rows = read_table(path) if path.exists() else []
+        rows = list({run.arm_settings["key"]: run for run in [*rows, *study.found(store)]}.values())
+        planned = {run.key for run in study.runs()}
+        if {run.arm_settings["key"] for run in rows} - taken:
+            write_table(path, rows)
+        taken |= planned
+        planned |= {run.arm_settings["key"] for run in rows}
         index[study.name] = {
             "name": study.name,
             "page": study.page,
@@ -79,7 +82,7 @@ def pack(folder: Path) -> None:
             "command": study.command,
             "planned": len(planned),
         }
-    write_text(path, json.dumps({"studies": list(index.values())}, indent=1) + "\n")
+    write_text(folder / INDEX, json.dumps({"studies": list(index.values())}, indent=1) + "\n")
     for study in STUDIES.values():
         for run in study.runs():
             store.run_path(run).unlink(missing_ok=True)

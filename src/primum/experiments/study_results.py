@@ -11,15 +11,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from primum.experiments.budgets import Budgets
-from primum.experiments.cli import PAPER
 from primum.experiments.default_radius import Gains, gains_of
 from primum.experiments.defaults import OPTIMIZERS, RATES
 from primum.experiments.evidence import findings_of, records_of
 from primum.experiments.judge import Outcome
-from primum.experiments.reproduce import EXPERIMENTS
 from primum.experiments.runs import INDEX, TABLE, RunRecord, read_index, read_table
 from primum.experiments.schedules import scaled_lr
-from primum.experiments.speedrun import FALLING, FIRST_HALF
 from primum.experiments.statistics import Difference, family
 from primum.experiments.tables import Group, group_runs
 
@@ -47,8 +44,8 @@ NAMES = {  # on the page; others keep theirs
     "upgrad-network@upgrad_scale=mean-1": "upgrad, whole network, mean 1",
     "primum@radius=0.05": "primum, radius 0.05",
     "primum@radius=0.2": "primum, radius 0.2",
-    FALLING: "radius 0.4 to 0.1",
-    FIRST_HALF: "radius 0.4, first half only",
+    "primum@radius=0.4,radius_schedule=fade-linear,radius_low=0.1": "radius 0.4 to 0.1",
+    "primum@radius=0.4,until=0.5": "radius 0.4, first half only",
     "primum@radius=0.4,part=head": "radius 0.4, head alone",
     "primum@radius=0.4,part=backbone": "radius 0.4, backbone alone",
     "primum@per=sample": "whole sequences, radius 0.1",
@@ -153,22 +150,16 @@ class Results:
         return [
             Outcome(
                 name=name,
-                title=EXPERIMENTS[name].title,
+                title=each["title"],
                 scale="small",
                 findings=tuple(
-                    findings_of(
-                        name,
-                        "small",
-                        records_of(stored[name]["runs"], runs),
-                        stored[name]["scripts"],
-                    )
+                    findings_of(name, "small", records_of(each["runs"], runs), each["scripts"])
                 ),
-                command=stored[name]["command"],
-                environment=stored[name]["environment"],
-                notes=(EXPERIMENTS[name].small,),
+                command=each["command"],
+                environment=each["environment"],
+                notes=tuple(each["notes"]),
             )
-            for name in PAPER
-            if name in stored
+            for name, each in stored.items()
         ]
 
 

@@ -1,4 +1,4 @@
-"""Recipes of the arms: primum's weights with a changing radius, the controls, and UPGrad.
+"""Recipes of the arms: the controls, made from primum's weights, and UPGrad.
 
 Each is a `Recipe` for `primum.attach`: same hooks, prediction and report as the default one. A
 control's report describes the weights that were applied.
@@ -7,7 +7,6 @@ control's report describes the weights that were applied.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +15,6 @@ from torch import Tensor
 from primum.experiments.epochs import PERMUTE, generator_of
 from primum.experiments.errors import torchjd_for
 from primum.gram import Gram, MatrixFree
-from primum.paper import Paper, PaperSettings
 from primum.problem import Evidence, Problem, Solution, plain
 from primum.recipe import Metric, Primum
 from primum.rules import Scalar
@@ -24,10 +22,9 @@ from primum.solve import solve
 
 
 class Reduced:
-    """primum's own weights, with a radius that may change between steps.
+    """Weights made from primum's own.
 
     Attributes:
-        radius: Used from the next step on.
         losses: Each sample's loss in the next step, for recipes that need it. [B].
     """
 
@@ -35,60 +32,31 @@ class Reduced:
     metric: Metric = "gain"
 
     def __init__(self, settings: Primum) -> None:
-        self.radius = settings.radius
         self.losses: Tensor | None = None
         self._settings = settings
         self._calls = 0
 
     @property
     def products(self) -> int:
-        return self._settings.products if self.radius > 0 else 0
+        return self._settings.products
 
     def __call__(self, gram: Gram, drift: Tensor, size: Tensor, lr: Scalar) -> Solution:
         self._calls += 1
-        if self.radius == 0:
+        if self._settings.radius == 0:
             return plain(drift)
         own = self._settings
-        problem = Problem(gram, drift, self.radius * size, own.max_extra_weight)
+        problem = Problem(gram, drift, own.radius * size, own.max_extra_weight)
         return self.finish(problem, solve(problem, own.max_iters, own.tolerance))
 
     def finish(self, problem: Problem, found: Solution) -> Solution:
-        """Change primum's solution into the weights to apply; here unchanged."""
-        return found
+        """Change primum's solution into the weights to apply."""
+        raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
         return {"calls": self._calls}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._calls = state["calls"]
-
-
-class Kept(Reduced):
-    """primum's weights; keeps the last problem, to solve it again with another drift.
-
-    Attributes:
-        problem: None before the first step, and after a step with radius 0.
-        lr: Learning rate of that step.
-    """
-
-    def __init__(self, settings: Primum) -> None:
-        super().__init__(settings)
-        self.problem: Problem | None = None
-        self.lr: Scalar = 0.0
-
-    def __call__(self, gram: Gram, drift: Tensor, size: Tensor, lr: Scalar) -> Solution:
-        self.problem, self.lr = None, lr
-        return super().__call__(gram, drift, size, lr)
-
-    def finish(self, problem: Problem, found: Solution) -> Solution:
-        self.problem = problem
-        return found
-
-    def again(self, drift: Tensor) -> Solution:
-        """The solution of the kept problem with this drift. [B]."""
-        assert self.problem is not None
-        own = self._settings
-        return solve(replace(self.problem, drift=drift), own.max_iters, own.tolerance)
 
 
 class Permuted(Reduced):
@@ -164,18 +132,6 @@ class UpGrad:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         pass
-
-
-class VaryingPaper(Paper):
-    """The paper's recipe with a radius that may change between steps."""
-
-    @property
-    def radius(self) -> float:
-        return self.settings.radius
-
-    @radius.setter
-    def radius(self, value: float) -> None:
-        self.settings: PaperSettings = replace(self.settings, radius=value)
 
 
 def applied(problem: Problem, weights: Tensor, iterations: int | Tensor) -> Solution:
