@@ -18,7 +18,7 @@ export NO_MKDOCS_2_WARNING := 1
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup demo test coverage lint workflows types format bench docs clean
+.PHONY: help setup demo test coverage lint workflows types format bench docs pages clean
 
 help: ## print this list
 	@sed -n 's/^\([a-z]*\):[^#]*## \(.*\)/\1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 11
@@ -57,7 +57,11 @@ bench: $(DEV) ## measure the cost of one step
 	$(BIN)/python benchmarks/overhead.py
 
 docs: $(DOCS) ## build the documentation into site/
+	$(BIN)/python -m primum.experiments.pages --check
 	$(BIN)/python -m mkdocs build --strict
+
+pages: $(DEV) ## update tables and plots of the README and the docs from stored results
+	$(BIN)/python -m primum.experiments.pages
 
 clean: ## remove .venv, caches and everything built
 	rm -rf $(VENV) site dist build htmlcov .coverage .coverage.* .mypy_cache .nox .pytest_cache .ruff_cache .hypothesis

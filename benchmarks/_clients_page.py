@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 from _common import describe, markdown_table
 
-from primum.experiments.text_tables import fill_page
-
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "clients.md"
 Row = dict[str, Any]
 
 
@@ -144,15 +139,12 @@ def machine(content: Row) -> str:
     return "\n\n".join(parts)
 
 
-TABLES: dict[str, Callable[[Row], str]] = {
-    "scripts": main_table,
-    "summary": summary,
-    "others": others,
-    "warnings": spoken,
-    "machine": machine,
-}
-
-
-def filled(page: str, content: Row) -> str:
-    """The page with the tables of these results."""
-    return fill_page(page, lambda name: TABLES[name](content))
+def tables(content: Row) -> dict[str, str]:
+    """The page's tables by name."""
+    return {
+        "scripts": main_table(content),
+        "summary": summary(content),
+        "others": others(content),
+        "warnings": spoken(content),
+        "machine": machine(content),
+    }

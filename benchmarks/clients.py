@@ -8,11 +8,10 @@ data are generated.
     python benchmarks/clients.py                      # twelve minutes on one core
     python benchmarks/clients.py --data-dir CIFAR     # image scripts on CIFAR-10 (Parquet) instead
     python benchmarks/clients.py --quick              # a few steps of each, one seed
-    python benchmarks/clients.py --render             # only update the page, from stored results
 
-Writes benchmarks/results/clients.json and the tables of docs/clients.md. With --quick, --only or
---data-dir, results are written to --out alone, and only if it is given. With --only, rows of other
-scripts in that file are kept; run --render afterwards to update the page.
+Writes benchmarks/results/clients.json, from which `python -m primum.experiments.pages` makes the
+tables of docs/clients.md. With --quick, --only or --data-dir, results are written to --out alone,
+and only if it is given. With --only, rows of other scripts in that file are kept.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ import _clients_images
 import _clients_play
 import _clients_text
 from _clients import Run, Script, said
-from _clients_page import PAGE, columns, filled, row_cells
-from _common import RESULTS, Report, as_text, describe, positive, use_threads, write_text
+from _clients_page import columns, row_cells
+from _common import RESULTS, Report, as_text, describe, positive, use_threads
 from tqdm import tqdm
 
 SCRIPTS = [
@@ -131,9 +130,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     made.add_argument("--only", help="scripts with this text in their names")
     made.add_argument("--data-dir", type=Path, help="CIFAR-10: train-*.parquet, test-*.parquet")
     made.add_argument("--out", type=Path, help=f"JSON (default: benchmarks/results/{OUT.name})")
-    made.add_argument("--page", type=Path, default=PAGE, help="page to update")
     made.add_argument("--note", help="a remark on this run, also shown on the page")
-    made.add_argument("--render", action="store_true", help="only update the page")
     options = made.parse_args(argv)
     if options.quick and options.seeds is None:
         options.seeds = 1
@@ -143,9 +140,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     options = parse(argv)
     out = options.out or OUT
-    if options.render:
-        render(options.page, json.loads(out.read_text(encoding="utf-8")))
-        return 0
     scripts = [each for each in SCRIPTS if (options.only or "").lower() in each.name.lower()]
     if not scripts:
         names = ", ".join(each.name for each in SCRIPTS)
@@ -164,8 +158,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             content = merged(json.loads(out.read_text(encoding="utf-8")), content)
         report.write(content)
         print(f"Written: {os.path.relpath(out)}")
-    if whole:
-        render(options.page, content)
     return 0
 
 
@@ -187,11 +179,6 @@ def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     again = {"scripts": sorted(fresh), "environment": new["environment"]}
     notes = {"note": new["note"]} if "note" in new else {}
     return old | notes | {"rows": rows, "again": [*old.get("again", []), again]}
-
-
-def render(page: Path, content: dict[str, Any]) -> None:
-    write_text(page, filled(page.read_text(encoding="utf-8"), content))
-    print(f"Written: {os.path.relpath(page)}")
 
 
 if __name__ == "__main__":

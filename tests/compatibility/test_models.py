@@ -198,34 +198,41 @@ class TestSeveralHeads:
         one = F.cross_entropy(logits, labels, reduction="none")
         return one, (values.squeeze(1) - labels).square()
 
-    def test_have_to_be_named(self) -> None:
-        model = TwoHeads()
-        optimizer = optim.SGD(model.parameters(), lr=0.1)
-        with pytest.raises(
-            ValueError, match=r"cannot tell which layer is the head; .*actor.*criti"
-        ):
-            primum.attach(model, optimizer)
-
-    @pytest.mark.parametrize("both", [False, True])
-    def test_each_has_weights_for_its_own_loss(self, both: bool) -> None:
-        """A head that is not attached keeps its plain gradient."""
+    def run(self, head: str, loss_of: Callable[[Tensor, Tensor], Tensor], *, by_call: bool) -> Any:
+        """Four steps; each gradient is that of the loss weighted as reported. -> the reducer."""
         torch.manual_seed(0)
         model = TwoHeads().double()
         optimizer = optim.SGD(model.parameters(), **SGD)
-        reducers = [primum.attach(model, optimizer, head="actor")]
-        reducers += [primum.attach(model, optimizer, head="critic")] if both else []
+        reducer = primum.attach(model, optimizer, head=head)
         for number in range(4):
             twin = copy.deepcopy(model)
             optimizer.zero_grad()
-            sum(each.mean() for each in self.losses(model, number)).backward()
-            w, *others = (report_of(each).extra_weights for each in reducers)
-            v = others[0] if both else torch.zeros_like(w)
-            one, two = self.losses(twin, number)
-            (((1 + w) * one).mean() + ((1 + v) * two).mean()).backward()
+            losses = loss_of(*self.losses(model, number))
+            (reducer(losses) if by_call else losses.mean()).backward()
+            w = report_of(reducer).extra_weights
+            ((1 + w) * loss_of(*self.losses(twin, number))).mean().backward()
             assert_close(gradients(model), gradients(twin), 1e-12)
             optimizer.step()
-        assert w.max() > 0.01
-        assert both == bool(v.max() > 0.01)
+        return reducer
+
+    @pytest.mark.parametrize("head", ["actor", "critic"])
+    def test_a_loss_that_uses_both_stays_plain(self, head: str) -> None:
+        said = rf"'{head}' is only part of .* compute the loss as loss = reducer\(losses\)"
+        with pytest.warns(RuntimeWarning, match=said) as caught:
+            reducer = self.run(head, torch.add, by_call=False)
+        assert len(caught) == 1
+        assert report_of(reducer).extra_weights.max() == 0
+
+    @pytest.mark.parametrize("head", ["actor", "critic"])
+    def test_the_explicit_form_weighs_the_sum(self, head: str) -> None:
+        reducer = self.run(head, torch.add, by_call=True)
+        assert report_of(reducer).extra_weights.max() > 0.01
+
+    def test_a_second_output_that_the_loss_does_not_use(self) -> None:
+        """As the first pass shows, which is plain; no warning. The critic gets no gradient."""
+        reducer = self.run("actor", lambda one, two: one + 0 * two, by_call=False)
+        assert report_of(reducer).extra_weights.max() > 0.01
+        assert report_of(reducer).fallbacks == 0
 
 
 class Twice(nn.Module):
@@ -277,7 +284,10 @@ def test_head_used_twice_removes_harm_under_the_hook() -> None:
 
         plain = explicit(model, [optimizer], "head", losses_of, lr=SGD["lr"])
         before = torch.cat([p.detach().flatten() for p in model.head.parameters()])
-        losses_of(model).sum().backward()
+        loss = losses_of(model).sum()
+        said = pytest.warns(RuntimeWarning, match="ran more than once in one backward pass")
+        with nullcontext() if number else said:
+            loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         after = torch.cat([p.detach().flatten() for p in model.head.parameters()])
@@ -295,10 +305,7 @@ def test_parameters_after_the_head(by_call: bool) -> None:
     reducer = primum.attach(model, optimizer, head="head")
     for number in range(4):
         twin, plain = copy.deepcopy(model), copy.deepcopy(model)
-        with (
-            nullcontext() if number else pytest.warns(RuntimeWarning, match="only part of the mod")
-        ):
-            shares = losses_on(number, 24)(model)
+        shares = losses_on(number, 24)(model)
         (reducer(24 * shares) if by_call else shares.sum()).backward()
         w = report_of(reducer).extra_weights
         ((1 + w) * losses_on(number, 24)(twin)).sum().backward()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,8 @@ from loops import batch, make, report_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "pitfalls.md").read_text()
+ROOMS = ("kernel", "hooks", "setup", "tokens", "guards")
+SOURCES = [each for room in ROOMS for each in (ROOT / "src" / "primum" / room).rglob("*.py")]
 QUOTED = re.findall(r"^ *> `(.+)`$", PAGE, flags=re.MULTILINE)
 PREFIXES = ("primum: ", "fell back to plain gradients: ")
 
@@ -23,7 +26,7 @@ PREFIXES = ("primum: ", "fell back to plain gradients: ")
 def patterns() -> list[re.Pattern[str]]:
     """Every text of the core, with anything where a value is filled in."""
     found = []
-    for source in (ROOT / "src" / "primum").glob("*.py"):
+    for source in SOURCES:
         for node in ast.walk(ast.parse(source.read_text())):
             parts = node.values if isinstance(node, ast.JoinedStr) else [node]
             texts = [p.value if isinstance(p, ast.Constant) else None for p in parts]
@@ -59,7 +62,7 @@ def test_warnings_are_quoted_as_they_are(quoted: str) -> None:
 def test_every_reason_of_the_core_is_on_the_page() -> None:
     """Whatever leaves a step plain, but for a lost model and trouble of other ranks."""
     reasons = []
-    for source in (ROOT / "src" / "primum").glob("*.py"):
+    for source in SOURCES:
         for node in ast.walk(ast.parse(source.read_text())):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Plain":
                 reasons += [a.value for a in node.args if isinstance(a, ast.Constant)]
@@ -128,24 +131,22 @@ class Beside(nn.Module):
         return output + beside if self.part else output
 
 
-def warned(model: Beside, match: str) -> None:
-    """Two steps: the first warns, the second does not, and both are reweighted."""
-    model = model.double()
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [(False, "does not reach the model's output"), (True, "is only part of the model's output")],
+)
+def test_a_head_beside_the_output(part: bool, said: str) -> None:
+    """Both steps stay plain, and the first one says so."""
+    model = Beside(part=part).double()
     optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     reducer = primum.attach(model, optimizer)
     assert reducer.head is model.last
     inputs, labels = batch(0, 24)
-    with pytest.warns(RuntimeWarning, match=match):
-        (F.cross_entropy(model(inputs), labels) + model.penalty).backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    (F.cross_entropy(model(inputs), labels) + model.penalty).backward()
-    assert report_of(reducer).applied
-
-
-def test_a_head_beside_the_output() -> None:
-    warned(Beside(part=False), "the output of 'last' does not reach the model's output")
-
-
-def test_a_head_that_makes_a_part_of_the_output() -> None:
-    warned(Beside(part=True), "the output of 'last' is only part of the model's output")
+    for number in range(2):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(inputs), labels) + model.penalty
+        warning = pytest.warns(RuntimeWarning, match=f"the output of 'last' {said}")
+        with nullcontext() if number else warning:
+            loss.backward()
+        optimizer.step()
+        assert not report_of(reducer).applied

@@ -25,7 +25,7 @@ from primum.experiments.trainer import Trainer
 __all__ = ["own_caches", "write_parquet"]  # fixtures
 
 
-ARMS = [name for name in ALL_ARMS if name != "explicit"]  # which needs a chain
+ARMS = list(ALL_ARMS)
 
 
 def main(words: list[str]) -> int:

@@ -10,7 +10,7 @@ import torch
 
 from experiments.conftest import numbers, tiny
 from primum.experiments.job import Place, train_run
-from primum.experiments.runs import RunRecord
+from primum.experiments.runs import RunRecord, commit
 from primum.experiments.settings import Matched
 from primum.experiments.store import Store
 
@@ -36,6 +36,8 @@ def test_a_record_has_everything(place: Place) -> None:
     assert made.arm_settings["key"] == tiny("primum@radius=0.3", seed=1).key
     assert made.command == "primum compare"
     assert made.environment == {"torch": "some version"}
+    assert made.commit == commit()
+    assert made.date.startswith("20")
     assert len(made.curves["test_accuracy"]) == len(made.steps["gap"]) == 2
     assert made.steps["applied"] == [True, True]
     assert made.final["test_accuracy"] == made.curves["test_accuracy"][-1]

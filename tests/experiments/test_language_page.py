@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-import pytest
-
 from experiments.conftest import record
-from primum.experiments import language_page
 from primum.experiments.language_page import MAKERS, PLOTS, common, language_plots
-from primum.experiments.runs import RunRecord
-from primum.experiments.studies import STUDIES
+from primum.experiments.runs import RunRecord, read_index
 from primum.experiments.tables import Group, group_runs
 
+INDEX = read_index(Path(__file__).resolve().parents[2] / "results" / "studies.json")
 FADE = "primum@radius=0.4,radius_schedule=fade-linear"
 
 
@@ -39,8 +37,9 @@ class Made:
     """Stands in for `Results`."""
 
     def __init__(self, **runs: list[RunRecord]) -> None:
-        self.runs = {name: [] for name in STUDIES if name.startswith("language")}
+        self.runs = {name: [] for name in INDEX if name.startswith("language")}
         self.runs |= {f"language-{name.replace('_', '-')}": some for name, some in runs.items()}
+        self.studies = INDEX
 
     def groups(self, study: str) -> list[Group]:
         return group_runs(self.runs[study])
@@ -117,14 +116,13 @@ def test_what_is_missing_is_listed() -> None:
     assert "| `language-long` | Characters, ten times the steps | 0 of 12 |" in table
 
 
-def test_nothing_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(language_page, "STUDIES", {})
+def test_nothing_is_missing() -> None:
     made = Made()
     made.runs = {}
     assert MAKERS["language-not-run"](made) == "All planned runs were made."  # type: ignore[arg-type]
 
 
 def test_every_study_has_a_table_and_every_plot_a_study() -> None:
-    named = {name for name, study in STUDIES.items() if study.page == "language"}
+    named = {name for name, study in INDEX.items() if study["page"] == "language"}
     assert named <= set(MAKERS)
     assert set(PLOTS) <= named

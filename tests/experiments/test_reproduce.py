@@ -11,7 +11,6 @@ import pytest
 
 from experiments.conftest import TINY, _moment, record
 from primum.experiments import reproduce
-from primum.experiments.arms import Arm
 from primum.experiments.claims import TABLES, Cell, Table
 from primum.experiments.cli import PAPER, main
 from primum.experiments.errors import UserError
@@ -26,7 +25,7 @@ from primum.experiments.evidence import (
 )
 from primum.experiments.job import Place
 from primum.experiments.reproduce import EXPERIMENTS, cifar_folders, run_scripts
-from primum.experiments.runs import RunRecord
+from primum.experiments.runs import RunRecord, read_runs
 from primum.experiments.store import Store
 
 CELL = Cell("a cell", TINY, base=50.0, ours=50.5, time=1.1, radius=0.4)
@@ -40,6 +39,10 @@ def test_table_1_smoke(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert "not judged" in printed
     content = json.loads((tmp_path / "smoke" / "table1.json").read_text())
     assert len(content["findings"]) == 32
+    assert [len(arms) for arms in content["runs"].values()] == [3] * 16  # what they rest on
+    stored = {run.arm_settings["key"] for run in read_runs([tmp_path])}
+    keys = {key for arms in content["runs"].values() for own in arms.values() for key in own}
+    assert keys == stored
     assert str(tmp_path) not in (tmp_path / "smoke" / "table1.md").read_text()
     # The ablation shares runs; and with --no-resume a folder in use is refused.
     assert main([*words, "ablation-radius"]) == 0
@@ -48,8 +51,8 @@ def test_table_1_smoke(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert "already has runs" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("name", "count"), [("figure1", 6), ("multilayer", 3)])
-def test_figures_smoke_are_ordinary_runs(name: str, count: int, tmp_path: Path) -> None:
+def test_figure_1_smoke_is_ordinary_runs(tmp_path: Path) -> None:
+    name, count = "figure1", 6
     words = ["reproduce", name, "--scale", "smoke", "--out", str(tmp_path)]
     assert main(words) == 0
     content = json.loads((tmp_path / "smoke" / f"{name}.json").read_text())
@@ -71,7 +74,7 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["table1", "--seeds", "1", "--data-dir", "nowhere"], "nowhere"),
         (["figure1", "--workers", "999"], "999 workers were requested"),
-        (["multilayer", "--seeds", "7"], "leave out --seeds and --workers"),
+        (["figure1", "--seeds", "7"], "leave out --seeds and --workers"),
         (["gram", "--device", "cuda"], "leave out --device cuda"),
     ],
 )
@@ -86,14 +89,15 @@ def test_user_errors(
 
 def found(
     values: dict[str, list[float]], cell: Cell = CELL, **final: float
-) -> dict[str, RunRecord]:
-    return {
-        replace(cell.settings, arm=Arm.parse(arm), seed=seed).key: record(
-            arm, seed, value, ms=12.0 if arm != "base" else 10.0, **final
-        )
+) -> dict[str, dict[str, list[RunRecord]]]:
+    runs = {
+        arm: [
+            record(arm, seed, value, ms=12.0 if arm != "base" else 10.0, **final)
+            for seed, value in enumerate(accuracies)
+        ]
         for arm, accuracies in values.items()
-        for seed, value in enumerate(accuracies)
     }
+    return {cell.label: runs}
 
 
 @pytest.fixture
@@ -106,17 +110,17 @@ def table(monkeypatch: pytest.MonkeyPatch) -> str:
 def test_the_papers_recipe_is_judged_and_primum_stands_beside(table: str) -> None:
     values = {
         "base": [0.50, 0.51, 0.49],
-        "paper@radius=0.4": [0.55, 0.56, 0.54],
-        "primum@radius=0.4": [0.45, 0.46, 0.44],
+        "paper": [0.55, 0.56, 0.54],
+        "primum": [0.45, 0.46, 0.44],
     }
-    paper, primum, *rest = judge_table(table, "full", range(3), found(values))
+    paper, primum, *rest = judge_table(table, "full", found(values))
     assert (paper.claim, paper.paper) == ("a cell", "50.00 -> 50.50 (+0.50), 1.10x")
     assert paper.ours == "50.00 -> 55.00 (+5.00 ± 2.27), 1.20x"
     assert paper.status == "reproduced"
     assert (primum.status, primum.note) == ("not judged", "lower than base, Holm p 0.004")
     assert [each.status for each in rest] == ["not run", "not run"]
     other = TABLES[table].cells[1]
-    both = judge_table(table, "full", range(3), found(values) | found(values, other))
+    both = judge_table(table, "full", found(values) | found(values, other))
     assert paper.adjusted_p is not None
     assert both[0].adjusted_p == both[2].adjusted_p == 2 * paper.adjusted_p  # one family
 
@@ -124,9 +128,9 @@ def test_the_papers_recipe_is_judged_and_primum_stands_beside(table: str) -> Non
 def test_averaged_weights_where_the_paper_reports_them(monkeypatch: pytest.MonkeyPatch) -> None:
     cell = replace(CELL, metric="ema_accuracy")
     monkeypatch.setitem(TABLES, "made up", Table("a table", 3, (cell,)))
-    runs = found({arm: [0.1, 0.1] for arm in ("base", "paper@radius=0.4", "primum@radius=0.4")},
+    runs = found({arm: [0.1, 0.1] for arm in ("base", "paper", "primum")},
                  ema_test_accuracy=0.3)  # fmt: skip
-    assert judge_table("made up", "full", range(2), runs)[0].ours.startswith("30.00 -> 30.00")
+    assert judge_table("made up", "full", runs)[0].ours.startswith("30.00 -> 30.00")
 
 
 def test_tables_share_runs() -> None:
@@ -157,7 +161,7 @@ def test_figure_11_is_judged_by_the_ends() -> None:
     ]
     found = judge_blocks(runs, "small")
     assert [each.status for each in found] == ["reproduced", "not reproduced", "reproduced"]
-    assert findings_of("multilayer", "small", range(1), {}) == []
+    assert findings_of("multilayer", "small", {}) == []
 
 
 def size(explicit: float | None, factorised: float, paper: Any = (2.0, 8.0)) -> dict[str, Any]:
@@ -223,7 +227,7 @@ def test_solver_uses_the_images_that_are_there(
         found = run_scripts("figure2", "small", Place(Store(tmp_path), data_dir=folder))
         assert list(found) == [used]
         assert asked[-1][:2] == ["--dataset", used]
-    assert findings_of("figure2", "small", range(1), {}, found)[0].claim.startswith("cifar10")
+    assert findings_of("figure2", "small", {}, found)[0].claim.startswith("cifar10")
 
 
 def test_scripts_that_are_missing_or_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
+import primum
 from primum.experiments.errors import UserError
 from primum.experiments.files import write_text
 from primum.experiments.runs import (
     FORMAT,
     RunRecord,
+    commit,
     read_runs,
     read_table,
     run_from,
@@ -127,3 +131,20 @@ def test_two_different_runs_of_the_same_settings_are_refused(tmp_path: Path) -> 
         write_run(RunRecord("n", "base", 0, seconds=seconds), tmp_path / name)
     with pytest.raises(UserError, match=r"b\.json and .*a\.json both have n, arm base, seed 0"):
         read_runs([tmp_path])
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+def test_the_commit_of_a_checkout_and_of_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    there = subprocess.run(words, capture_output=True, text=True, check=False)
+    unknown = f"unknown ({primum.__version__})"
+    commit.cache_clear()
+    assert commit() == (there.stdout.strip() or unknown)
+    # Installed in an environment inside of another repository.
+    subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True)
+    monkeypatch.setattr(primum, "__file__", str(tmp_path / "__init__.py"))
+    commit.cache_clear()
+    assert commit() == unknown
+    commit.cache_clear()

@@ -6,8 +6,7 @@ import pytest
 
 from primum.experiments.claims import TABLES, Cell
 from primum.experiments.images import load_data
-from primum.experiments.models import build_model
-from primum.experiments.scales import figure1_runs, multilayer_runs, scaled
+from primum.experiments.scales import figure1_runs, scaled
 from primum.experiments.trainer import Trainer
 
 CELLS = [cell for table in TABLES.values() for cell in table.cells]
@@ -53,7 +52,3 @@ def test_figures_at_every_scale() -> None:
             assert run.look is not None
             assert run.steps is not None
             assert run.steps % run.look.every == 0
-        plain, *others = multilayer_runs(scale)  # type: ignore[arg-type]
-        assert plain.arm.blocks == 0
-        chain = build_model(plain.model, 10, 32)
-        assert max(run.arm.blocks for run in others) <= len(chain)  # type: ignore[arg-type]

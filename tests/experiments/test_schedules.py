@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from primum.experiments.arms import Arm
-from primum.experiments.schedules import make_schedule, radius_share, scaled_lr
+from primum.experiments.schedules import make_schedule, scaled_lr
 
 
 def optimizer(lr: float = 0.5) -> torch.optim.SGD:
@@ -82,31 +81,3 @@ def test_square_root_scaling() -> None:
     assert scaled_lr(0.1, 512) == pytest.approx(0.2)
     assert scaled_lr(1e-3, 1024) == pytest.approx(1e-3 * math.sqrt(8))
     assert scaled_lr(0.1, 64, base_batch_size=256) == pytest.approx(0.05)
-
-
-@pytest.mark.parametrize(
-    ("schedule", "shares"),
-    [
-        ("constant", (1.0, 1.0, 1.0)),
-        ("grow-linear", (0.0, 0.5, 1.0)),
-        ("fade-linear", (1.0, 0.5, 0.0)),
-        ("grow-cosine", (0.0, 0.5, 1.0)),
-        ("fade-cosine", (1.0, 0.5, 0.0)),
-    ],
-)
-def test_radius_over_training(schedule: str, shares: tuple[float, ...]) -> None:
-    arm = Arm.parse(f"primum@radius_schedule={schedule}")
-    assert [radius_share(arm, step, 11) for step in (0, 5, 10)] == pytest.approx(shares)
-
-
-def test_radius_may_fall_to_another_one_or_end_early() -> None:
-    falling = Arm.parse("primum@radius=0.4,radius_schedule=fade-linear,radius_low=0.1")
-    found = [0.4 * radius_share(falling, step, 11) for step in (0, 5, 10)]
-    assert found == pytest.approx([0.4, 0.25, 0.1])
-    half = Arm.parse("primum@until=0.5")
-    assert [radius_share(half, step, 10) for step in (0, 4, 5, 9)] == [1, 1, 0, 0]
-
-
-def test_cosine_starts_slowly() -> None:
-    linear, cosine = (Arm.parse(f"primum@radius_schedule=grow-{x}") for x in ("linear", "cosine"))
-    assert radius_share(cosine, 1, 11) < radius_share(linear, 1, 11)

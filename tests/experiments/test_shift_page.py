@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from experiments.conftest import record
 from primum.experiments.runs import RunRecord, write_table
 from primum.experiments.settings import RunSettings
-from primum.experiments.shift_page import shift_plot, shift_table
+from primum.experiments.shift_page import ARM, shift_plot, shift_table
 from primum.experiments.shift_runs import MEASUREMENTS, shift_runs
 from primum.experiments.studies import STUDIES
 from primum.experiments.study_results import Results, in_words
@@ -42,7 +43,11 @@ def results(tmp_path: Path) -> Results:
         gain = {"base": 0.0, "primum": 0.01 if name == "batch-norm" else 0.05}
         kept = [r for r in runs if r.arm.name == "base" or r.arm.label == "primum"]
         table = [made(r, 0.4 + gain[r.arm.name] + 0.001 * r.seed) for r in kept]
+        table = [replace(r, arm="base" if r.arm == "base" else ARM) for r in table]
         write_table(tmp_path / f"{name}.jsonl.gz", table)
+    names = ("common-shift", "controls-sgd", "batch-norm")
+    index = {"studies": [{"name": name, "page": "results"} for name in names]}
+    (tmp_path / "studies.json").write_text(json.dumps(index), encoding="utf-8")
     return Results(tmp_path)
 
 

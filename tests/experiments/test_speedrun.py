@@ -14,7 +14,7 @@ from primum.experiments.speedrun import (
     MAIN,
     RATES,
     SEEDS,
-    SHAPES,
+    SMALLEST,
     TUNING_SEED,
     best_precision,
     recipe,
@@ -45,7 +45,7 @@ def test_every_budget_is_a_whole_schedule() -> None:
 
 def test_stopped_anywhere_it_is_a_fair_comparison() -> None:
     runs = speedrun_runs("small", range(3))
-    assert len(runs) == 3 * 3 * len((*MAIN, *SHAPES, *CONTROLS))
+    assert len(runs) == 3 * 3 * len((*MAIN, *SMALLEST, *CONTROLS))
     assert len({run.key for run in runs}) == len(runs)
     assert [run.arm for run in runs[:4]] == [Arm.parse(arm) for arm in MAIN]
     for stop in range(len(runs)):
@@ -53,7 +53,7 @@ def test_stopped_anywhere_it_is_a_fair_comparison() -> None:
         for run in runs[:stop]:
             done[run.epochs, run.arm] = done.get((run.epochs, run.arm), 0) + 1
         for budget in (2, 4, 8):
-            for arms in (MAIN, (*SHAPES, *CONTROLS)):
+            for arms in (MAIN, (*SMALLEST, *CONTROLS)):
                 counts = [done.get((budget, Arm.parse(arm)), 0) for arm in arms]
                 assert max(counts) - min(counts) <= 1
     assert {run.train_size for run in runs} == {20_000}
@@ -88,7 +88,7 @@ def test_the_command_smoke(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert main(words) == 0
     printed = capsys.readouterr().out
     assert "| base |" in printed
-    assert "until=0.5" in printed
+    assert "| primum@radius=0.05 |" in printed
     assert "runs that reach" in printed
     folder = tmp_path / "smoke"
     assert str(tmp_path) not in (folder / "speedrun.md").read_text()

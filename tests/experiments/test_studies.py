@@ -5,18 +5,19 @@ from __future__ import annotations
 import gzip
 import json
 import re
-import shutil
 from pathlib import Path
 
 import pytest
 
-from primum.experiments import language_page, studies, study_results
+from primum.experiments import language_page, studies
 from primum.experiments.arms import Arm
 from primum.experiments.default_radius import chosen
+from primum.experiments.errors import UserError
 from primum.experiments.job import Place, train_run
-from primum.experiments.pages import ALL, PAGES, make_pages
-from primum.experiments.runs import read_runs
-from primum.experiments.settings import Matched
+from primum.experiments.pages import ALL, BENCHMARKS, make_pages
+from primum.experiments.pages import main as update_pages
+from primum.experiments.runs import read_index, read_runs, read_table
+from primum.experiments.settings import Matched, RunSettings
 from primum.experiments.speedrun import TUNING_SEED
 from primum.experiments.store import Store
 from primum.experiments.studies import STUDIES, main, smoke
@@ -25,6 +26,8 @@ from primum.kernel.recipe import RADIUS
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS, DOCS = ROOT / "results", ROOT / "docs"
+INDEX = read_index(RESULTS / "studies.json")
+MARKS = re.compile(r"<!-- table ([\w-]+) -->")
 PAGE = (DOCS / "results.md").read_text(encoding="utf-8")
 CLAIMS = (DOCS / "claims.md").read_text(encoding="utf-8")
 LANGUAGE = (DOCS / "language.md").read_text(encoding="utf-8")
@@ -38,16 +41,17 @@ def results() -> Results:
 def test_studies_run_are_packed_and_continue(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chosen = {name: smoke(STUDIES[name]) for name in ("upgrad", "tutorial", "language-radius")}
+    chosen = {name: smoke(STUDIES[name]) for name in ("upgrad", "tutorial", "language-char")}
     monkeypatch.setattr(studies, "STUDIES", chosen)
     words = ["--out", str(tmp_path), "--only", *chosen]
     assert main(words) == 0
     files = sorted(path.name for path in tmp_path.rglob("*") if path.is_file())
-    assert files == ["language-radius.jsonl.gz", "tutorial.jsonl.gz", "upgrad.jsonl.gz"]
+    tables = [f"{name}.jsonl.gz" for name in ("language-char", "tutorial", "upgrad")]
+    assert files == [tables[0], "studies.json", *tables[1:]]
     runs = read_runs([tmp_path])
-    assert len(runs) == sum(len(study.runs()) for study in chosen.values()) == 15
+    assert len(runs) == sum(len(study.runs()) for study in chosen.values()) == 11
     arms = {run.arm.partition("@")[0] for run in runs}
-    assert arms >= {"base", "primum", "network", "upgrad"}
+    assert arms >= {"base", "primum", "upgrad"}
     capsys.readouterr()
     assert main(words) == 0
     assert "to do" not in capsys.readouterr().err  # resumed from the tables
@@ -79,9 +83,7 @@ def test_every_study_of_language_has_its_tables_and_plots(
     """The whole plan in a small size, with pages that are made of it and checked."""
     chosen = {n: smoke(s) for n, s in STUDIES.items() if s.page == "language"}
     monkeypatch.setattr(studies, "STUDIES", chosen)
-    assert main(["--out", str(tmp_path), "--only", "language-char", "language-radius"]) == 0
-    monkeypatch.setattr(study_results, "STUDIES", chosen)
-    monkeypatch.setattr(language_page, "STUDIES", chosen)
+    assert main(["--out", str(tmp_path), "--only", "language-char", "language-rates-char"]) == 0
     found = Results(tmp_path)
     assert {name for name, runs in found.runs.items() if runs} >= {"language-char"}
     table = language_page.MAKERS["language-char"](found)
@@ -89,18 +91,32 @@ def test_every_study_of_language_has_its_tables_and_plots(
     assert "| lr-matched | 1 |" in table
     assert not found.runs["language-bound"]  # it shares runs of base and primum, and has no other
     assert "| `language-bound` |" in language_page.MAKERS["language-not-run"](found)
-    assert "language-radius" in language_page.language_plots(found)
+    assert "language-rates-char" in language_page.language_plots(found)
 
 
 def test_every_committed_run_belongs_to_a_study() -> None:
-    planned = {run.key for study in STUDIES.values() for run in study.runs()}
     stored = Store(RESULTS).tables
-    assert stored.keys() <= planned
+    assert len(stored) >= 1351
     images = [run for run in stored.values() if "task" not in run.settings]
     assert len(images) >= 533 + 28  # none of the first ones is lost
     found = {path.name for path in RESULTS.glob("*")}
-    assert found <= {"reproduce", *(f"{name}.jsonl.gz" for name in STUDIES)}
-    for name in STUDIES:
+    assert found <= {
+        "README.md",
+        "reproduce",
+        "studies.json",
+        *(f"{name}.jsonl.gz" for name in INDEX),
+    }
+    for name, study in STUDIES.items():
+        keys = {run.key for run in study.runs()}
+        if f"{name}.jsonl.gz" in found:  # also has runs of arms that are closed
+            keys |= {run.arm_settings["key"] for run in read_table(RESULTS / f"{name}.jsonl.gz")}
+        assert INDEX[name] == {
+            "name": name,
+            "page": study.page,
+            "question": study.question,
+            "command": study.command,
+            "planned": len(keys),
+        }, "run the studies with --pack"
         waiting = f"<!-- table {name} -->\n\nNot run yet.\n" in PAGE + LANGUAGE
         assert waiting == (f"{name}.jsonl.gz" not in found), name
 
@@ -113,8 +129,10 @@ def test_stored_runs_are_found_and_named_whatever_the_default_radius_is(
     assert Arm("paper").radius == 0.2
     store = Store(RESULTS)
     for name, study in STUDIES.items():
-        found = study.found(store) if results.runs[name] else []
-        assert [run.arm for run in found] == [run.arm for run in results.runs[name]], name
+        named = {run.arm_settings["key"]: run.arm for run in results.runs[name]}
+        found = study.found(store) if named else []
+        assert found or not named, name
+        assert all(run.arm == named[run.arm_settings["key"]] for run in found), name
     controls = {run.arm for run in results.runs["controls-sgd"]}
     assert {"primum", "primum@radius=0.4", "permuted", "lr-matched"} <= controls
 
@@ -128,6 +146,7 @@ def test_runs_are_finished_and_say_how_they_were_made() -> None:
         assert run.complete, key
         assert run.command.startswith(("primum compare ", "python -m primum.experiments.studies"))
         assert {"torch", "python"} <= run.environment.keys(), key
+        assert run.commit, key
         diverged = run.final["test_loss"] is None  # a learning rate tried for base, too high
         assert diverged or run.final.get("fallbacks", 0) == 0, key
         assert not diverged or (run.arm == "base" and run.seed == TUNING_SEED), key
@@ -150,24 +169,41 @@ def test_what_is_listed_is_what_there_is(
         assert study.command in listed
 
 
-def test_every_table_of_the_pages_comes_from_the_runs(tmp_path: Path) -> None:
-    assert make_pages(RESULTS, DOCS, check=True) == 0, "run the studies with --pages"
-    text = "".join((DOCS / f"{name}.md").read_text(encoding="utf-8") for name in PAGES)
-    found = re.findall(r"<!-- table ([\w-]+) -->", text)
-    assert sorted(found) == sorted(ALL)
-    for name in PAGES:
-        shutil.copy(DOCS / f"{name}.md", tmp_path)
-    (tmp_path / "results.md").write_text(PAGE.replace(" ± ", " ~ "), encoding="utf-8")
+def test_every_table_of_the_pages_comes_from_stored_results_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No settings are made again to find a run, so a study whose code is gone keeps its tables."""
+
+    def refuse(self: RunSettings) -> str:
+        raise AssertionError("a page asked for the key of settings")
+
+    monkeypatch.setattr(RunSettings, "key", property(refuse))
+    assert update_pages(["--check"]) == 0, "run python -m primum.experiments.pages"
+    found = {path.name: MARKS.findall(path.read_text()) for path in DOCS.glob("*.md")}
+    assert found["clients.md"]
+    assert found["scale.md"]
+    mine = [n for page, names in found.items() for n in names if page not in BENCHMARKS]
+    mine += MARKS.findall((ROOT / "README.md").read_text())
+    assert sorted(n for n in mine if not n.startswith("benchmarks-")) == sorted(ALL)
+
+    page = tmp_path / "README.md"
+    page.write_text("<!-- table spread -->\nold\n<!-- end -->\n", encoding="utf-8")
     assert make_pages(RESULTS, tmp_path, check=True) == 1
+    assert "out of date: README.md" in capsys.readouterr().out
+    assert "old" in page.read_text()
+    page.write_text("<!-- table nonsense -->\n<!-- end -->\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"README.md: there is no table named 'nonsense'"):
+        make_pages(RESULTS, tmp_path, check=True)
 
 
 def test_every_plot_is_drawn_and_shown(tmp_path: Path) -> None:
-    for name in PAGES:
-        shutil.copy(DOCS / f"{name}.md", tmp_path)
+    page = tmp_path / "README.md"
+    page.write_text("<!-- table spread -->\nold\n<!-- end -->\n", encoding="utf-8")
     assert make_pages(RESULTS, tmp_path) == 0
+    assert "old" not in page.read_text(encoding="utf-8")
     text = PAGE + LANGUAGE + (DOCS / "tutorial.md").read_text(encoding="utf-8")
     shown = set(re.findall(r"images/((?:results|tutorial|language)-[\w-]+\.png)", text))
-    assert {path.name for path in (tmp_path / "images").glob("*.png")} == shown
+    assert {path.name for path in (tmp_path / "docs" / "images").glob("*.png")} == shown
     for name in shown:
         assert (DOCS / "images" / name).stat().st_size > 5000
     assert all(re.findall(r"!\[(.*?)\]", text))  # described in words

@@ -72,8 +72,6 @@ def test_what_cannot_be_shared() -> None:
         Ranks(0, 3).check(tiny("primum"))
     with pytest.raises(UserError, match="loss-weighted works in a single process only"):
         Ranks(0, 2).check(tiny("loss-weighted"))
-    with pytest.raises(UserError, match="second_look=head works in a single process only"):
-        Ranks(0, 2).check(tiny("primum@second_look=head"))
     Ranks().check(tiny("loss-weighted"))
     with pytest.raises(UserError, match="primum inspect works in a single process"):
         Ranks(0, 2).check(tiny(look=LookSettings()))

@@ -208,17 +208,6 @@ def test_a_matched_run_with_more_steps_stretches_its_schedule() -> None:
     assert curves(training)["lr"] == pytest.approx([rate * share for share in shares])
 
 
-@pytest.mark.parametrize("blocks", [0, 2])
-def test_explicit_gradients_are_taken_up(blocks: int) -> None:
-    settings = tiny(f"explicit@blocks={blocks}", model="resnet8-chain")
-    whole, cut, taken = (start(settings) for _ in range(3))
-    finish(whole)
-    for _ in range(3):
-        cut.step()
-    taken.load_state_dict(through_a_file(cut.state_dict()))
-    same_end_of_models(finish(taken), whole)
-
-
 def test_a_warm_up_as_long_as_the_run() -> None:
     with pytest.raises(UserError, match="warmup takes 8 steps, but the run has 8"):
         start(tiny("base", warmup=2.0))

@@ -15,16 +15,13 @@ from primum.experiments.weightings import (
     ByLoss,
     Normalised,
     Permuted,
-    Reduced,
     UpGrad,
-    VaryingPaper,
     applied,
 )
 from primum.kernel.gram import MatrixFree
 from primum.kernel.optimizers.predict import Update
 from primum.kernel.problem import Problem, Solution
 from primum.kernel.recipe import Primum, Recipe
-from primum.paper import Paper, PaperSettings
 
 BATCH, INPUTS, OUTPUTS = 24, 5, 3
 OWN = Primum(radius=0.3)
@@ -59,16 +56,6 @@ def ask(recipe: Recipe, moment: Moment) -> Solution:
 @pytest.fixture
 def moment() -> Moment:
     return Moment()
-
-
-def test_reduced_is_primum_at_the_radius_of_the_step(moment: Moment) -> None:
-    recipe = Reduced(OWN)
-    for radius in (0.3, 0.1, 0.0):
-        recipe.radius = radius
-        found = ask(recipe, moment)
-        expected = ask(Primum(radius=radius), moment)
-        assert torch.equal(found.extra_weights, expected.extra_weights)
-        assert torch.equal(found.drift_after, expected.drift_after)
 
 
 def test_permuted_shuffles_the_same_weights_at_each_step(moment: Moment) -> None:
@@ -164,14 +151,6 @@ def test_values_that_are_not_finite_give_no_weights(moment: Moment) -> None:
     found = applied(Problem.dense(gram, moment.drift, 1.0), torch.ones(BATCH).double(), 0)
     assert not found.extra_weights.any()
     assert float(found.objective) == torch.inf
-
-
-def test_the_paper_at_another_radius(moment: Moment) -> None:
-    recipe = VaryingPaper(PaperSettings(radius=0.3))
-    recipe.radius = 0.1
-    expected = ask(Paper(PaperSettings(radius=0.1)), moment)
-    found = ask(recipe, moment)
-    assert torch.equal(found.extra_weights, expected.extra_weights)
 
 
 def test_the_moment_is_what_it_says(moment: Moment) -> None:

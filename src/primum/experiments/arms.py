@@ -15,13 +15,8 @@ from primum.paper import PaperSettings
 
 Task = Literal["images", "language"]
 Per = Literal["sample", "token"]
-RadiusSchedule = Literal["constant", "grow-linear", "grow-cosine", "fade-linear", "fade-cosine"]
-Part = Literal["both", "head", "backbone"]
-SecondLook = Literal["none", "head", "network"]
-_RADIUS = ("radius", "max_extra_weight", "radius_schedule", "radius_low", "until", "per")
+_RADIUS = ("radius", "max_extra_weight", "per")
 _SOLVED = (*_RADIUS, "max_iters")
-# Added after the first stored runs: left out of a run's key at their defaults to keep old keys.
-_LATER = ("radius_low", "until", "part", "second_look")
 PER: dict[str, Per] = {"images": "sample", "language": "token"}  # the default of a task
 
 
@@ -40,10 +35,10 @@ ARMS: dict[str, ArmInfo] = {
         _RADIUS,
         "the paper's recipe",
     ),
-    "primum": ArmInfo("primum.attach", (*_SOLVED, "part", "second_look")),
+    "primum": ArmInfo("primum.attach", _SOLVED),
     "permuted": ArmInfo(
         "control: primum's weights, shuffled over the batch",
-        (*_SOLVED, "part"),
+        _SOLVED,
         "the same weights given to random samples",
     ),
     "normalised": ArmInfo(
@@ -75,28 +70,9 @@ ARMS: dict[str, ArmInfo] = {
     "upgrad": ArmInfo(
         "TorchJD's UPGrad weights on the same Gram matrix", ("upgrad_scale",), "UPGrad"
     ),
-    "upgrad-network": ArmInfo(
-        "UPGrad weights on the whole network's Gram matrix, by TorchJD's autogram; slow",
-        ("upgrad_scale",),
-        "UPGrad on the whole network",
-    ),
-    "mgda": ArmInfo(
-        "shortest convex combination of the gradients of several groups of the batch (MGDA)",
-        ("groups",),
-        "MGDA on groups of the batch",
-    ),
-    "network": ArmInfo(
-        "weights of the whole network's problem, from all per-sample gradients; slow",
-        ("radius",),
-        "the whole network's weights",
-    ),
-    "explicit": ArmInfo(
-        "explicit gradients of the last blocks (paper, Alg. 8), all extra weights zero; 0 is plain",
-        ("blocks",),
-    ),
 }
 # They need one loss per sample, or were written for one.
-IMAGES_ONLY = ("damped", "upgrad", "upgrad-network", "mgda", "network", "explicit")
+IMAGES_ONLY = ("damped", "upgrad")
 CONTROLS = ("permuted", "normalised", "loss-weighted", "focal", "lr-matched", "time-matched")
 
 
@@ -108,9 +84,7 @@ def _setting(default: Any, kind: type, about: str, choices: tuple[str, ...] | No
 class Arm:
     """An arm with its settings; those it does not accept stay at their defaults.
 
-    `radius_schedule`: constant, from `radius_low` up to `radius`, or down from `radius`. `until`:
-    share of training after which gradients stay plain. `part`: where the weights are applied.
-    `second_look`: solve again after a trial step (`second_look.py`). `time_factor`: number of steps
+    `time_factor`: number of steps
     as a multiple of base's; None measures it. `task` sets the default of `per`, which sets the
     default of `radius`: the library's, or the paper's for its recipe.
     """
@@ -124,17 +98,6 @@ class Arm:
     )
     max_extra_weight: float = _setting(2.0, float, "bound on any extra weight (2)")
     max_iters: int = _setting(20, int, "solver iterations per step (20)")
-    radius_schedule: RadiusSchedule = _setting(  # noqa: RUF009
-        "constant", str, "how the radius changes over training (constant)", get_args(RadiusSchedule)
-    )
-    radius_low: float = _setting(0.0, float, "smallest radius of such a schedule (0)")
-    until: float = _setting(1.0, float, "share of training after which gradients are plain (1)")
-    part: Part = _setting(  # noqa: RUF009
-        "both", str, "whose gradients are weighted (both)", get_args(Part)
-    )
-    second_look: SecondLook = _setting(  # noqa: RUF009
-        "none", str, "what a second solve of each step corrects (none)", get_args(SecondLook)
-    )
     lr_match: Literal["overall", "epoch"] = _setting(
         "overall",
         str,
@@ -152,8 +115,6 @@ class Arm:
         ("published", "mean-1"),
     )
     damping: float = _setting(0.75, float, "damped: share of the mean gradient removed (0.75)")
-    groups: int = _setting(8, int, "mgda: number of groups per batch (8)")
-    blocks: int = _setting(1, int, "explicit: number of last blocks (1)")
     per: Per = _setting(  # noqa: RUF009
         None, str, "language: reweight tokens, or whole sequences (token)", get_args(Per)
     )
@@ -167,16 +128,6 @@ class Arm:
         for key, value in self._usual().items():
             if getattr(self, key) is None:
                 object.__setattr__(self, key, value)
-        # In language models the head may be tied to the embedding, and rows are tokens.
-        for what, usual in (("part", "both"), ("second_look", "none")):
-            value = getattr(self, what)
-            if self.task != "images" and value != usual:
-                raise UserError(f"{what}={value} is for images; leave it out for {self.task}")
-        if self.part != "both" and self.second_look != "none":
-            raise UserError(
-                f"part={self.part} and second_look={self.second_look} cannot be combined; leave "
-                "one of them out"
-            )
         if self.task == "images" and self.per != "sample":
             raise UserError(f"per={self.per} is for language; images have one row per sample")
         accepted = ARMS[self.name].accepts
@@ -184,20 +135,15 @@ class Arm:
         if extra:
             has = ", ".join(accepted) or "no settings"
             raise UserError(f"arm {self.name} does not accept {', '.join(extra)}; it has {has}")
-        bounds = {"radius": 0, "max_iters": 1, "focal_gamma": 0, "groups": 2, "blocks": 0}
+        bounds = {"radius": 0, "max_iters": 1, "focal_gamma": 0}
         for what, least in bounds.items():
             value = getattr(self, what)
             if not least <= value < float("inf"):
                 raise UserError(f"{what} must be >= {least} and finite, got {value}")
         if not 0 < self.max_extra_weight < float("inf"):
             raise UserError(f"max_extra_weight must be > 0 and finite, got {self.max_extra_weight}")
-        if not 0 <= self.radius_low <= self.radius:
-            raise UserError(
-                f"radius_low must be between 0 and radius ({self.radius}), got {self.radius_low}"
-            )
-        for what in ("until", "damping"):
-            if not 0 < getattr(self, what) <= 1:
-                raise UserError(f"{what} must be > 0 and at most 1, got {getattr(self, what)}")
+        if not 0 < self.damping <= 1:
+            raise UserError(f"damping must be > 0 and at most 1, got {self.damping}")
         if self.time_factor is not None and not 1 <= self.time_factor <= 100:
             raise UserError(f"time_factor must be between 1 and 100, got {self.time_factor}")
         for each in fields(self):
@@ -268,16 +214,13 @@ class Arm:
         return f"{self.name}@{settings}" if settings else self.name
 
     def settings(self) -> dict[str, Any]:
-        """The settings that the arm accepts, by name.
+        """The settings that the arm accepts, by name; `per` only if there is a choice.
 
-        Settings added later only if changed; `per` only if there is a choice.
+        The radius could once change during training; stored runs are found with that setting.
         """
-        changed = self._changed()
-        left_out = {name for name in _LATER if name not in changed}
-        if self.task == "images":
-            left_out.add("per")
-        names = ARMS[self.name].accepts
-        return {name: getattr(self, name) for name in names if name not in left_out}
+        names = [each for each in ARMS[self.name].accepts if self.task != "images" or each != "per"]
+        found = {name: getattr(self, name) for name in names}
+        return found | ({"radius_schedule": "constant"} if "radius" in found else {})
 
     @property
     def reference(self) -> Arm:

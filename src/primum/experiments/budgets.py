@@ -12,7 +12,6 @@ from primum.diagnostics.figures.style import LOOKS, styled
 from primum.experiments.formatting import show, show_mean, with_p
 from primum.experiments.plots import error_bars, log_axis
 from primum.experiments.runs import RunRecord
-from primum.experiments.speedrun import tuned
 from primum.experiments.statistics import Difference, Interval, family, interval, pooled
 from primum.experiments.tables import Group, group_runs
 from primum.experiments.text_tables import markdown_table
@@ -173,14 +172,18 @@ def reached(run: RunRecord, target: float) -> tuple[int, float] | None:
     return since
 
 
-def tuning_table(groups: Sequence[Group]) -> str:
-    """Base's accuracy by budget, learning rate and weight decay; the values in use are marked."""
+def tuning_table(groups: Sequence[Group], chosen: Sequence[Group]) -> str:
+    """Base's accuracy by budget, learning rate and weight decay; those of `chosen` are marked."""
     names = ("epochs", "lr", "weight_decay")
     rows = []
     for group in sorted(groups, key=lambda group: [group.settings[name] for name in names]):
         epochs, lr, decay = (group.settings[name] for name in names)
-        best = tuned(epochs)
-        used = math.isclose(lr, best.rate) and math.isclose(decay, best.decay)
+        used = any(
+            epochs == other["epochs"]
+            and math.isclose(lr, other["lr"])
+            and math.isclose(decay, other["weight_decay"])
+            for other in (group.settings for group in chosen)
+        )
         accuracy = show(group.interval("base", "accuracy"), 2)
         rows.append([str(epochs), f"{lr:.3g}", f"{decay:.2g}", accuracy, "used" if used else ""])
     return markdown_table(["epochs", "learning rate", "weight decay", "base, %", ""], rows)

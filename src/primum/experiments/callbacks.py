@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from itertools import accumulate
 from statistics import fmean
 from typing import Any
@@ -135,29 +134,6 @@ class MiddleBatch(Callback):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.batch = state["batch"]
-
-
-class PeakMemory(Callback):
-    """Peak CPU memory that torch allocates during a step, above what it held before."""
-
-    def __init__(self) -> None:
-        self.bytes = 0
-
-    def after_epoch(self, trainer: Trainer) -> None:
-        if not trainer.finished or trainer.device.type != "cpu":
-            return
-        with closing(trainer.batches.epoch(0)) as epoch:
-            batch = next(epoch)
-
-        def step() -> None:
-            trainer.optimizer.zero_grad()
-            trainer.method.backward(batch, trainer.steps, trainer.steps, observed=False)
-
-        self.bytes = peak_memory(step)
-        trainer.optimizer.zero_grad()
-
-    def fields(self, trainer: Trainer) -> dict[str, Any]:
-        return {"final": {"peak_bytes": self.bytes}}
 
 
 def peak_memory(run: Callable[[], object]) -> int:

@@ -22,7 +22,7 @@ from primum_cli import COMMANDS, top_level
 DEMO_ARMS = ("base", "primum", "permuted", "lr-matched")
 SCALES = ("full", "small", "smoke")
 PAPER = (
-    *("table1", "table2a", "table2b", "ablation-radius", "figure1", "figure2", "multilayer"),
+    *("table1", "table2a", "table2b", "ablation-radius", "figure1", "figure2"),
     *("gram", "gram-adamw"),
 )
 SPEEDRUN = "speedrun"  # the one experiment of `primum reproduce` that is not from the paper

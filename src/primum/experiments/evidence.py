@@ -13,66 +13,79 @@ from primum.experiments.arms import Arm
 from primum.experiments.claims import TABLES
 from primum.experiments.formatting import show
 from primum.experiments.judge import Finding, judge_gain, judge_statement
-from primum.experiments.plan import plan
 from primum.experiments.runs import RunRecord
-from primum.experiments.scales import Scale, figure1_runs, multilayer_runs, scaled
+from primum.experiments.scales import Scale, figure1_runs, scaled
 from primum.experiments.settings import RunSettings
 from primum.experiments.statistics import Difference, family, interval
 from primum.experiments.tables import metrics_of, of_weighting
 
-Found = Mapping[str, RunRecord]  # by key
+Runs = Mapping[str, Mapping[str, Sequence[RunRecord]]]  # by cell or network, then by arm
+
+
+def cells_of(
+    name: str, scale: Scale, seeds: Sequence[int], device: str = "cpu"
+) -> dict[str, dict[str, list[RunSettings]]]:
+    """The runs of an experiment; none for those measured by a script in `benchmarks`."""
+    found: dict[str, dict[str, list[RunSettings]]] = {}
+    if name in TABLES:
+        for cell in TABLES[name].cells:
+            point = replace(scaled(cell.settings, scale), device=device)
+            found[cell.label] = {
+                arm.name: [replace(point, arm=arm, seed=seed) for seed in seeds]
+                for arm in (Arm("base"), *cell.arms)
+            }
+    elif name == "figure1":
+        networks = figure1_runs(scale).items()
+        found = {label: {"base": [replace(run, device=device)]} for label, run in networks}
+    return found
 
 
 def runs_of(
     name: str, scale: Scale, seeds: Sequence[int], device: str = "cpu"
 ) -> list[RunSettings]:
-    """The runs of an experiment; none for those measured by a script in `benchmarks`."""
-    runs: list[RunSettings] = []
-    if name in TABLES:
-        for seed in seeds:
-            for cell in TABLES[name].cells:
-                runs += plan([scaled(cell.settings, scale)], cell.arms, [seed])
-    elif name == "figure1":
-        runs = list(figure1_runs(scale).values())
-    elif name == "multilayer":
-        runs = multilayer_runs(scale)
-    runs = [replace(run, device=device) for run in runs]
+    """The runs of an experiment in the order of training, seed by seed; each occurs once."""
+    runs = [
+        run
+        for seed in seeds
+        for arms in cells_of(name, scale, [seed], device).values()
+        for own in arms.values()
+        for run in own
+    ]
     return list({run.key: run for run in runs}.values())
 
 
+def records_of(
+    cells: Mapping[str, Mapping[str, Sequence[str]]], found: Mapping[str, RunRecord]
+) -> Runs:
+    """The finished runs of an experiment, from their keys."""
+    return {
+        label: {arm: [found[key] for key in keys] for arm, keys in arms.items()}
+        for label, arms in cells.items()
+    }
+
+
 def findings_of(
-    name: str,
-    scale: Scale,
-    seeds: Sequence[int],
-    found: Found,
-    scripts: Mapping[str, Any] | None = None,
-    device: str = "cpu",
+    name: str, scale: Scale, runs: Runs, scripts: Mapping[str, Any] | None = None
 ) -> list[Finding]:
     """Judge all claims of an experiment.
 
     Args:
         name: Name of the experiment.
         scale: Scale of its runs.
-        seeds: Seeds that were run.
-        found: Runs by key; claims without runs are "not run".
+        runs: Its finished runs; claims without runs are "not run".
         scripts: Results of scripts in `benchmarks`, by name.
-        device: Device of the runs.
     """
     if name in TABLES:
-        return judge_table(name, scale, seeds, found, device)
+        return judge_table(name, scale, runs)
     if name == "figure1":
-        runs = {
-            label: found.get(replace(run, device=device).key)
-            for label, run in figure1_runs(scale).items()
-        }
         return [
             each
-            for label, run in runs.items()
-            if run is not None
+            for label, arms in runs.items()
+            for run in arms["base"]
             for each in judge_moments(label, _last_moments(run), scale)
         ]
     if name == "multilayer":
-        tails = [found[run.key] for run in runs_of(name, scale, seeds, device) if run.key in found]
+        tails = [run for arms in runs.values() for own in arms.values() for run in own]
         return judge_blocks(tails, scale) if len(tails) > 1 else []
     scripts = scripts or {}
     if name == "figure2":
@@ -85,26 +98,21 @@ def findings_of(
     return [judge_size(row, scale) for content in scripts.values() for row in content["sizes"]]
 
 
-def judge_table(
-    name: str, scale: Scale, seeds: Sequence[int], found: Found, device: str = "cpu"
-) -> list[Finding]:
+def judge_table(name: str, scale: Scale, found: Runs) -> list[Finding]:
     """Two findings per cell: the paper's recipe against base (the claim), and primum against base.
 
     The tests of a recipe over all cells are one family.
     """
     cells = [(cell, arm) for cell in TABLES[name].cells for arm in cell.arms]
-    runs: dict[tuple[str, str], tuple[list[RunRecord], list[RunRecord]]] = {}
+    runs: dict[tuple[str, str], tuple[Sequence[RunRecord], Sequence[RunRecord]]] = {}
     values: dict[tuple[str, str], tuple[list[float], list[float]]] = {}
     for cell, arm in cells:
-        point, place = replace(scaled(cell.settings, scale), device=device), (cell.label, arm.name)
-        keys = [[replace(point, arm=each, seed=seed).key for seed in seeds]
-                for each in (arm, Arm("base"))]  # fmt: skip
-        if all(key in found for both in keys for key in both):
-            mine, plain = ([found[key] for key in each] for each in keys)
-            runs[place] = mine, plain
+        arms, place = found.get(cell.label, {}), (cell.label, arm.name)
+        if arm.name in arms and "base" in arms:
+            mine, plain = runs[place] = arms[arm.name], arms["base"]
             metrics = [[metrics_of(run)[cell.metric] for run in each] for each in (mine, plain)]
             own, base = ([each for each in some if each is not None] for some in metrics)
-            if len(own) == len(base) == len(seeds):
+            if len(own) == len(base) == len(mine) == len(plain):
                 values[place] = own, base
     tests: dict[tuple[str, str], Difference] = {}
     for recipe in ("paper", "primum"):

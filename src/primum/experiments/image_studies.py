@@ -21,18 +21,6 @@ CONTROLS = (
     "base paper primum primum@radius=0.1 primum@radius=0.4 permuted normalised lr-matched "
     "time-matched focal loss-weighted"
 )
-SCHEDULES = (
-    "base primum primum@radius=0.4 primum@radius=0.4,radius_schedule=grow-linear "
-    "primum@radius=0.4,radius_schedule=fade-linear"
-)
-PARTS = "base primum@radius=0.4 primum@radius=0.4,part=head primum@radius=0.4,part=backbone"
-LOOKS = (
-    "base primum@radius=0.4 primum@radius=0.4,second_look=head "
-    "primum@radius=0.4,second_look=network damped@damping=0.5 damped"
-)
-RIVALS = (
-    "base primum primum@radius=0.4 upgrad upgrad-network upgrad-network@upgrad_scale=mean-1 mgda"
-)
 RATES = "--lr-scale 0.25 0.5 1 2 4"
 IMAGES = (
     Study(
@@ -76,13 +64,6 @@ IMAGES = (
         "rates-sgd",
         "Best against best: learning rates from a quarter to four times, SGD",
         f"{SMALL} --optimizer sgd {RATES} --arms {MAIN}",
-    ),
-    Study(
-        "long-sgd",
-        "What is left after 40 epochs, and does a growing or shrinking radius keep it? SGD",
-        "--radius 0.2 --train-size 5000 --test-size 5000 --evaluate-every 5 --epochs 40 "
-        f"--optimizer sgd --arms {SCHEDULES}",
-        5,
     ),
     Study(
         "radius",
@@ -173,28 +154,10 @@ IMAGES = (
         "upgrad@upgrad_scale=mean-1",
     ),
     Study(
-        "parts",
-        "Where do the weights work: on the gradient of the head, of the backbone, or of both?",
-        f"{SMALL} --optimizer sgd --arms {PARTS}",
-    ),
-    Study(
-        "second-look",
-        "Does it add anything to solve again once the backbone has moved? Is it the common shift "
-        "of the logits that is damped?",
-        f"{SMALL} --optimizer sgd --arms {LOOKS}",
-        4,
-        page="guide",
-    ),
-    Study(
-        "rivals",
-        "Best against best: UPGrad on the whole network, and MGDA on groups, in batches of 32",
-        f"{SMALL} --batch-size 32 --optimizer sgd {RATES} --arms {RIVALS}",
-    ),
-    Study(
         "tutorial",
         "What does a step do to its samples?",
         own_runs=tutorial_runs,
-        smoke_runs=lambda: [tiny(run) for run in tutorial_runs()[14:19]],
+        smoke_runs=lambda: [tiny(run) for run in tutorial_runs()[14:17]],
         page="tutorial",
     ),
 )

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from time import monotonic
 from typing import Any
 
 import torch
 
-from primum.experiments.callbacks import Curves, Interference, MiddleBatch, PeakMemory
+from primum.experiments.callbacks import Curves, Interference, MiddleBatch
 from primum.experiments.looks import Looks
-from primum.experiments.runs import RunRecord, run_from
+from primum.experiments.runs import RunRecord, commit, run_from
 from primum.experiments.settings import Matched, RunSettings
 from primum.experiments.shift_meter import CommonShift
 from primum.experiments.stopwatch import use_threads
@@ -94,10 +95,9 @@ def default_callbacks(settings: RunSettings) -> list[Callback]:
     """The callbacks of a run."""
     if settings.look is not None:
         return [Looks()]
-    memory = [PeakMemory()] if settings.arm.name == "explicit" else []
     views = [Views()] if settings.views > 1 else []
     shift = [CommonShift()] if settings.shift_every is not None else []
-    return [Curves(), Interference(), MiddleBatch(), *memory, *views, *shift]
+    return [Curves(), Interference(), MiddleBatch(), *views, *shift]
 
 
 def _train(trainer: Trainer, place: Place, on_step: OnStep) -> None:
@@ -145,6 +145,8 @@ def make_record(trainer: Trainer, place: Place) -> RunRecord:
         arm_settings={**settings.arm.settings(), "key": settings.key, **taken},
         environment=environment,
         command=place.command,
+        commit=commit(),
+        date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         seconds=round(trainer.stopwatch.seconds, 3),
         complete=trainer.finished,
         final=final,

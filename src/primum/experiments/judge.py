@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
 
 from primum.experiments.claims import Statement
 from primum.experiments.formatting import p_value
@@ -84,7 +85,12 @@ def _status(holds: bool, scale: Scale) -> Status:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The findings of an experiment."""
+    """The findings of an experiment.
+
+    Attributes:
+        runs: Keys of the runs behind them, by cell or network, then by arm.
+        scripts: Results of the scripts behind them, by name.
+    """
 
     name: str
     title: str
@@ -93,6 +99,8 @@ class Outcome:
     command: str
     environment: dict[str, str]
     notes: tuple[str, ...] = ()
+    runs: Mapping[str, Mapping[str, Sequence[str]]] = field(default_factory=dict)
+    scripts: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def verdict(self) -> str:

@@ -16,7 +16,6 @@ from primum.experiments.plots import curves, error_bars, log_axis
 from primum.experiments.results_page import commands, grid, machine, rates
 from primum.experiments.results_plots import rates as rates_plot
 from primum.experiments.runs import RunRecord
-from primum.experiments.studies import STUDIES
 from primum.experiments.study_results import Results, named
 from primum.experiments.tables import Group
 from primum.experiments.text_tables import markdown_table
@@ -88,9 +87,9 @@ def not_run(results: Results) -> str:
     """A table of the planned studies that have missing runs."""
     rows = []
     for name, runs in results.of("language").items():
-        planned = len(STUDIES[name].runs())
-        if len(runs) < planned:
-            rows.append([f"`{name}`", STUDIES[name].question, f"{len(runs)} of {planned}"])
+        study = results.studies[name]
+        if len(runs) < study["planned"]:
+            rows.append([f"`{name}`", study["question"], f"{len(runs)} of {study['planned']}"])
     if not rows:
         return "All planned runs were made."
     return markdown_table(["study", "question", "runs made"], rows)
@@ -125,11 +124,11 @@ def language_plots(results: Results) -> dict[str, Figure]:
     """Plots by file name, for studies with runs."""
     drawn = {}
     for name, title in (("rates-char", "characters"), ("rates-word", "words")):
-        if results.runs[f"language-{name}"]:
+        if results.runs.get(f"language-{name}"):
             drawn[f"language-{name}"] = rates_plot(results.groups(f"language-{name}"), title)
-    if results.runs["language-radius"]:
+    if results.runs.get("language-radius"):
         drawn["language-radius"] = by_radius(only(results, "radius"))
-    if results.runs["language-long"]:
+    if results.runs.get("language-long"):
         arms = {arm_name(arm): runs for arm, runs in only(results, "long").arms.items()}
         drawn["language-long"] = curves(arms, "test_loss", by="step", title="characters")
     return drawn

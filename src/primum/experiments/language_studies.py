@@ -48,20 +48,6 @@ LANGUAGE = (
         5,
     ),
     _study(
-        "long",
-        "Characters, ten times the steps",
-        f"{CHARS} {CHAR_LR} --steps 3000 --evaluate-steps 250 --arms base primum "
-        "primum@radius=0.4 primum@radius=0.4,radius_schedule=fade-linear",
-        3,
-    ),
-    _study(
-        "radius",
-        "Characters: how large should the radius be, and should it fade?",
-        f"{CHARS} {CHAR_LR} --arms base primum@radius=0.05 primum primum@radius=0.2 "
-        "primum@radius=0.4 primum@radius=0.4,radius_schedule=fade-linear",
-        3,
-    ),
-    _study(
         "word",
         "Words at the best rate, with the controls",
         f"{WORDS} 1000 {WORD_LR} --arms base primum primum@radius=0.2 permuted lr-matched",

@@ -1,4 +1,4 @@
-"""What the trainer needs from an arm: a backward pass, a reducer, a radius per step."""
+"""What the trainer needs from an arm: a backward pass and a reducer."""
 
 from __future__ import annotations
 
@@ -6,34 +6,25 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 import primum
 from primum import Reducer, StepReport
-from primum.diagnostics import Probe, measure
 from primum.experiments.arms import Arm
 from primum.experiments.epochs import Batch
 from primum.experiments.errors import UserError
 from primum.experiments.losses import cross_entropies, focal_losses
-from primum.experiments.schedules import radius_share
 from primum.experiments.settings import RunSettings
 from primum.experiments.weightings import (
     ByLoss,
-    Kept,
     Normalised,
     Permuted,
     Reduced,
     UpGrad,
-    VaryingPaper,
 )
 from primum.kernel.recipe import Primum, Recipe
-from primum.paper import PaperSettings
-from primum.paper.multilayer import MultiLayer, split
-
-NETWORK_ITERS = 50  # for the whole network's problem
-CHUNK = 32  # samples whose gradients are computed at a time
+from primum.paper import Paper, PaperSettings
 
 
 class Method:
@@ -60,7 +51,7 @@ class Method:
         self.model, self.optimizer, self.scaler = model, optimizer, scaler
         self.weighs = False
         self.reducer: Reducer | None = None
-        self.recipe: Reduced | VaryingPaper | None = None
+        self.recipe: Reduced | None = None
         self.attach()
 
     def attach(self) -> None:
@@ -74,7 +65,7 @@ class Method:
             attach = partial(primum.attach, recipe=recipe)
         self.reducer = attach(self.model, self.optimizer, per=self.arm.per, scaler=self.scaler)
         self.weighs = recipe is not None
-        self.recipe = recipe if isinstance(recipe, Reduced | VaryingPaper) else None
+        self.recipe = recipe if isinstance(recipe, Reduced) else None
 
     @property
     def last(self) -> StepReport | None:
@@ -92,18 +83,11 @@ class Method:
         losses = self.losses(logits, batch.targets)
         if self.reducer is not None:
             self.reducer.enabled = observed
-        self.set_recipe(losses, len(batch.ids), step, steps)
-        loss = losses.mean()
-        target = self.weighted(losses, batch)
+        if self.recipe is not None:
+            self.recipe.losses = self.row_losses(losses.detach(), len(batch.ids))
+        loss = target = losses.mean()
         (target if self.scaler is None else self.scaler.scale(target)).backward()  # type: ignore[no-untyped-call]
         return loss.detach()
-
-    def set_recipe(self, losses: Tensor, count: int, step: int, steps: int) -> None:
-        """Set what changes between steps: the recipe's radius, and the losses of its rows."""
-        if self.recipe is not None:
-            self.recipe.radius = self.arm.radius * radius_share(self.arm, step, steps)
-        if isinstance(self.recipe, Reduced):
-            self.recipe.losses = self.row_losses(losses.detach(), count)
 
     def losses(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Per-sample losses. [B, classes], [B] or [B, classes] -> [B]; for text, [B * T]."""
@@ -117,10 +101,6 @@ class Method:
         whole = self.settings.task == "language" and self.arm.per == "sample"
         return losses.view(count, -1).sum(1) if whole else losses
 
-    def weighted(self, losses: Tensor, batch: Batch) -> Tensor:
-        """The scalar to differentiate; a recipe's weights are applied in its backward pass."""
-        return losses.mean()
-
     def remove(self) -> None:
         """Detach from the model."""
         if self.reducer is not None:
@@ -132,59 +112,6 @@ class Method:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if self.reducer is not None:
             self.reducer.load_state_dict(state)
-
-
-class Part(Method):
-    """Applies the weights only to the head's gradient, or only to the backbone's."""
-
-    def backward(self, batch: Batch, step: int, steps: int, *, observed: bool) -> Tensor:
-        """Weighted gradients for one part and plain ones for the other, by two backward passes.
-
-        The pass that stops at the head is cheap. The plain pass comes last, so that the reducer
-        does not mistake a plain gradient of the head for the one that it returned.
-        """
-        assert self.reducer is not None
-        assert self.reducer.head is not None
-        if self.scaler is not None:
-            raise UserError("part does not work with fp16; choose --precision bf16 or fp32")
-        with autocast(self.settings):
-            losses = self.losses(self.model(batch.inputs), batch.targets)
-        self.set_recipe(losses, len(batch.ids), step, steps)
-        loss = losses.mean()
-        head = [param for param in self.reducer.head.parameters() if param.requires_grad]
-        every = [param for param in self.model.parameters() if param.requires_grad]
-        # The hook only acts if the head's parameters get gradients, so they are included.
-        weighted, plain = (head, every) if self.arm.part == "head" else (every, head)
-        first = torch.autograd.grad(loss, weighted, retain_graph=True)
-        with self.reducer.paused():
-            last = torch.autograd.grad(loss, plain)
-        gradients = dict(zip(weighted, first, strict=True))
-        for param, gradient in zip(plain, last, strict=True):
-            if param not in gradients or self.arm.part == "backbone":
-                gradients[param] = gradient
-        for param, gradient in gradients.items():
-            param.grad = gradient
-        return loss.detach()
-
-
-class WholeNetwork(Method):
-    """Applies the weights of the whole network's problem, solved at every step."""
-
-    def observed(self, place: int) -> bool:
-        return False  # the hook would get gradients that are already weighted
-
-    def weighted(self, losses: Tensor, batch: Batch) -> Tensor:
-        probe = Probe(
-            self.model,
-            self.optimizer,
-            nn.CrossEntropyLoss(),
-            batch.inputs,
-            batch.targets,
-            chunk_size=CHUNK,
-        )
-        problem = measure(probe).problem(radius=self.arm.radius)
-        self.weights = primum.solve(problem, NETWORK_ITERS).extra_weights.to(losses.dtype)
-        return ((1 + self.weights) * losses).mean()
 
 
 class Unhooked(Method):
@@ -214,31 +141,6 @@ class Damped(Unhooked):
         return super().losses(logits, targets)
 
 
-class Explicit(Unhooked):
-    """Explicit gradients of the last blocks of a chain (paper, Alg. 8), with radius 0."""
-
-    def attach(self) -> None:
-        self.explicit: MultiLayer | None = None
-        if not isinstance(self.model, nn.Sequential):
-            raise UserError("arm explicit needs a chain of blocks; use --model resnet20-chain")
-        if self.arm.blocks > 0:
-            self.backbone, last = split(self.model, self.arm.blocks)
-            zero = PaperSettings(radius=0.0)
-            self.explicit = MultiLayer(last, self.optimizer, F.cross_entropy, zero)
-
-    def backward(self, batch: Batch, step: int, steps: int, *, observed: bool) -> Tensor:
-        if self.explicit is None:
-            return super().backward(batch, step, steps, observed=observed)
-        return self.explicit.backward(self.backbone(batch.inputs), batch.targets).detach()
-
-    def state_dict(self) -> dict[str, Any]:
-        return {} if self.explicit is None else self.explicit.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        if self.explicit is not None:
-            self.explicit.load_state_dict(state)
-
-
 def make_method(
     settings: RunSettings,
     model: nn.Module,
@@ -250,14 +152,7 @@ def make_method(
     Raises:
         UserError: The model cannot be used.
     """
-    # These import this file.
-    from primum.experiments.rivals import GroupMinNorm, UpGradNetwork
-    from primum.experiments.second_look import SecondLook
-
-    kinds = {"network": WholeNetwork, "explicit": Explicit, "upgrad-network": UpGradNetwork,
-             "mgda": GroupMinNorm, "damped": Damped}  # fmt: skip
-    kind = Part if settings.arm.part != "both" else kinds.get(settings.arm.name, Method)
-    kind = kind if settings.arm.second_look == "none" else SecondLook
+    kind = Damped if settings.arm.name == "damped" else Method
     try:
         return kind(settings, model, optimizer, scaler)
     except UserError:
@@ -274,12 +169,9 @@ def make_recipe(arm: Arm, seed: int) -> Recipe | None:
     own = Primum(radius=arm.radius, max_extra_weight=arm.max_extra_weight, max_iters=arm.max_iters)
     match arm.name:
         case "primum":
-            if arm.second_look != "none":
-                return Kept(own)
-            changes = arm.radius_schedule != "constant" or arm.until < 1
-            return Reduced(own) if changes else own
+            return own
         case "paper":
-            return VaryingPaper(PaperSettings(arm.radius, arm.max_extra_weight))
+            return Paper(PaperSettings(arm.radius, arm.max_extra_weight))
         case "permuted":
             return Permuted(own, seed)
         case "normalised":

@@ -1,58 +1,113 @@
-"""Generate the tables and plots of the docs from stored runs."""
+"""Fill the marked tables of the README and the docs from stored results, and draw the docs' plots.
+
+    python -m primum.experiments.pages            # tables and plots
+    python -m primum.experiments.pages --check    # write nothing; exit with 1 if a table is stale
+
+A table is placed between `<!-- table NAME -->` and `<!-- end -->`. Tables are made from data alone:
+`results/` for training runs, `benchmarks/results/` for costs. `benchmarks-NAME-2` is the second
+table of `benchmarks/results/NAME.md`.
+"""
 
 from __future__ import annotations
 
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from pathlib import Path
 
+from primum.experiments.cli import guarded
+from primum.experiments.errors import UserError
 from primum.experiments.files import write_text
 from primum.experiments.language_page import MAKERS as LANGUAGE
 from primum.experiments.language_page import PLOTS as LANGUAGE_PLOTS
 from primum.experiments.language_page import language_plots
 from primum.experiments.results_page import MAKERS, NOT_RUN, PLOTS
 from primum.experiments.results_plots import results_plots
-from primum.experiments.studies import STUDIES
 from primum.experiments.study_results import Results
 from primum.experiments.text_tables import fill_page
 from primum.experiments.tutorial_page import MAKERS as TUTORIAL
 from primum.experiments.tutorial_page import tutorial_plots
 
-PAGES = ("guide", "results", "claims", "tutorial", "language")
+ROOT = Path(__file__).resolve().parents[3]
+BENCHMARKS = {"clients.md": ("_clients_page", "clients"), "scale.md": ("_scale_tables", "ranks")}
 ALL = MAKERS | TUTORIAL | LANGUAGE
+IMAGES = {name: f"results-{name}" for name in PLOTS} | {name: name for name in LANGUAGE_PLOTS}
 
 
-def filled(text: str, results: Results) -> str:
-    """A page with its tables filled in."""
-
-    def table(name: str) -> str:
-        there = name not in STUDIES or results.runs[name]
-        made = ALL[name](results) if there else NOT_RUN
-        if there and name in PLOTS:
-            made = f"![{PLOTS[name]}](images/results-{name}.png)\n\n{made}"
-        if there and name in LANGUAGE_PLOTS:
-            made = f"![{LANGUAGE_PLOTS[name]}](images/{name}.png)\n\n{made}"
+def study_table(results: Results, name: str) -> str:
+    """A table of the studies, below its plot if it has one, or of a benchmark."""
+    if name.startswith("benchmarks-"):
+        stored, place = name.removeprefix("benchmarks-").rsplit("-", 1)
+        text = (ROOT / "benchmarks" / "results" / f"{stored}.md").read_text(encoding="utf-8")
+        found = [part for part in text.split("\n\n") if part.startswith("|")]
+        return found[int(place) - 1].rstrip()
+    if name in results.studies and not results.runs[name]:
+        return NOT_RUN
+    made = ALL[name](results)
+    if name not in IMAGES:
         return made
+    return f"![{(PLOTS | LANGUAGE_PLOTS)[name]}](images/{IMAGES[name]}.png)\n\n{made}"
 
-    return fill_page(text, table)
+
+def tables_of(page: Path, results: Results) -> Callable[[str], str]:
+    """Returns the tables of a page by name."""
+    if page.name not in BENCHMARKS:
+        return lambda name: study_table(results, name)
+    module, stored = BENCHMARKS[page.name]
+    folder = ROOT / "benchmarks"
+    sys.path.insert(0, str(folder))
+    try:
+        text = (folder / "results" / f"{stored}.json").read_text(encoding="utf-8")
+        tables: dict[str, str] = import_module(module).tables(json.loads(text))
+    finally:
+        sys.path.remove(str(folder))
+    return tables.__getitem__
 
 
-def make_pages(folder: Path, docs: Path, *, check: bool = False) -> int:
-    """Write tables and plots of the docs; with `check`, only report whether tables would change."""
-    results = Results(folder)
-    pages = [docs / f"{name}.md" for name in PAGES]
-    before = [page.read_text(encoding="utf-8") for page in pages]
-    after = [filled(text, results) for text in before]
+def filled(page: Path, results: Results) -> tuple[str, str]:
+    """The text of a page, as it is and with today's tables."""
+    text = page.read_text(encoding="utf-8")
+    if "<!-- table " not in text:
+        return text, text
+    try:
+        return text, fill_page(text, tables_of(page, results))
+    except KeyError as error:
+        raise UserError(f"{page.name}: there is no table named {error}") from error
+
+
+def make_pages(stored: Path, root: Path, *, check: bool = False) -> int:
+    """Update `README.md` and `docs` in a folder; with `check`, report which would change."""
+    results = Results(stored)
+    pages = [root / "README.md", *sorted((root / "docs").glob("*.md"))]
+    changed = {page: new for page in pages for old, new in [filled(page, results)] if old != new}
     if check:
-        changed = [page.name for page, a, b in zip(pages, before, after, strict=True) if a != b]
         if changed:
-            print(f"out of date: {', '.join(changed)}; run this without --check")
+            names = ", ".join(page.name for page in changed)
+            print(f"out of date: {names}; run python -m primum.experiments.pages")
         return int(bool(changed))
-    for page, text in zip(pages, after, strict=True):
+    for page, text in changed.items():
         write_text(page, text)
+        print(f"wrote {page.name}")
     drawn = results_plots(results) | tutorial_plots(results.runs["tutorial"])
     drawn |= language_plots(results)
     for name, figure in drawn.items():
-        path = docs / "images" / f"{name}.png"
+        path = root / "docs" / "images" / f"{name}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=130, facecolor="white", metadata={"Software": None})
         print(f"wrote {path.name}")
     return 0
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Update or check all pages; returns the exit code."""
+    parser = argparse.ArgumentParser(description="Tables and plots of the README and the docs.")
+    parser.add_argument("--check", action="store_true", help="write nothing, exit with 1 if a "
+                        "table would change")  # fmt: skip
+    check = parser.parse_args(argv).check
+    return guarded("pages", lambda: make_pages(ROOT / "results", ROOT, check=check))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -15,7 +15,7 @@ from primum.experiments.claims import TABLES
 from primum.experiments.cli import PAPER, SPEEDRUN
 from primum.experiments.commands import place_of, progress_of, write_summary
 from primum.experiments.errors import UserError
-from primum.experiments.evidence import findings_of, runs_of
+from primum.experiments.evidence import cells_of, findings_of, records_of, runs_of
 from primum.experiments.files import write_text
 from primum.experiments.job import Place
 from primum.experiments.judge import Outcome
@@ -50,10 +50,6 @@ EXPERIMENTS: dict[str, Experiment] = {
         "Networks of benchmarks/solvers.py, 150 steps, five problems of each.",
         cpu_only=True,
     ),
-    "multilayer": Experiment(
-        "Figure 11: explicit gradients of several last blocks",
-        "The paper's ResNet-20, 1,280 images in batches of 64, 3 epochs.",
-    ),
     "gram": Experiment("Table 3: cost of the Gram matrix, SGD", GRAM, cpu_only=True),
     "gram-adamw": Experiment("Table 4: cost of the Gram matrix, AdamW", GRAM, cpu_only=True),
 }
@@ -80,14 +76,20 @@ def reproduce(arguments: argparse.Namespace) -> int:
     if not ranks.leads:
         return 0
     found = {run.key: record for run, record in zip(runs, records, strict=True)}
+    cells = {
+        label: {arm: [run.key for run in own] for arm, own in arms.items()}
+        for label, arms in cells_of(name, scale, seeds, arguments.device).items()
+    }
     outcome = Outcome(
         name=name,
         title=experiment.title,
         scale=scale,
-        findings=tuple(findings_of(name, scale, seeds, found, scripts, arguments.device)),
+        findings=tuple(findings_of(name, scale, records_of(cells, found), scripts)),
         command=arguments.command,
         environment=place.environment,
         notes={"full": (), "small": (experiment.small,), "smoke": (SMOKE,)}[scale],
+        runs=cells,
+        scripts=scripts or {},
     )
     print(f"\n{outcome.text()}")
     write_text(folder / f"{name}.json", outcome.json())

@@ -18,7 +18,6 @@ from primum.experiments.second_look_page import second_look_table
 from primum.experiments.shift_page import shift_table
 from primum.experiments.spread import spread_table
 from primum.experiments.statistics import Difference, family, interval
-from primum.experiments.studies import STUDIES
 from primum.experiments.study_results import MAIN, NAMES, Results, in_words, named
 from primum.experiments.tables import Group
 from primum.experiments.text_tables import markdown_table
@@ -27,6 +26,43 @@ from primum.experiments.tuned_page import rate_table, speed_table
 RADII = {"base": "0", "primum@radius=0.1": "0.1", "primum": "0.2", "primum@radius=0.4": "0.4",
          "primum@radius=0.8": "0.8"}  # fmt: skip
 NOT_RUN = "Not run yet."
+NORMS = {"cnn-whitened": "batch", "vit-micro": "layer"}  # of models that have no other
+BEST = "primum@radius=0.4"  # the library's default radius
+_SGD, _ADAMW, _GROUP = {"optimizer": "sgd"}, {"optimizer": "adamw"}, {"norm": "group"}
+_CNN, _RESNET = {"model": "cnn-small"}, {"model": "resnet20"}
+HEADLINE: dict[str, dict[str, Any]] = {  # rows of the README, and the settings that select the runs
+    "a strong recipe, all 50,000 images, SGD, 8 epochs (same for 2 to 16)": {"epochs": 8},
+    "ResNet-20, 20,000 images, SGD, 15 epochs": _RESNET | _SGD | _GROUP,
+    "ResNet-20, AdamW": _RESNET | _ADAMW,
+    "ResNet-20, SGD": _RESNET | {"norm": "batch", "lr": 0.2},
+    "small CNN, 20,000 images, SGD, 30 epochs": _CNN | _SGD | _GROUP,
+    "small CNN, AdamW": _CNN | _ADAMW | {"data": "cifar10"},
+    "small CNN, SGD": _CNN | {"norm": "batch"},
+    "small CNN on CIFAR-100, 20,000 images, AdamW, 15 epochs": {"data": "cifar100"},
+    "small transformer, 20,000 images, SGD, 15 epochs": {"model": "vit-micro"} | _SGD,
+    "small transformer, AdamW": {"model": "vit-micro"} | _ADAMW,
+}
+
+
+def headline(results: Results) -> str:
+    """The README's table: base and primum at the default radius, where base was tuned."""
+    speedrun, tuned = Budgets(results.runs["speedrun"]), dict(enumerate(results.groups("tuned")))
+    found = []
+    for groups, tests in (
+        (speedrun.groups, {(n, arm): test for (arm, n), test in speedrun.tests().items()}),
+        (tuned, grid_tests(list(tuned.values()))),
+    ):
+        found += [(group, tests[place, BEST]) for place, group in groups.items()]
+    rows = []
+    for words, wanted in HEADLINE.items():
+        ((group, test),) = [each for each in found if wanted.items() <= each[0].settings.items()]
+        base, own = (group.table.loc[arm][group.judged_by].mean() for arm in ("base", BEST))
+        gain = show(test.interval, 1, sign="+")
+        gain = f"**{gain}**" if test.seen else f"{gain} (n.s.)"
+        norm = group.settings["norm"] or NORMS[group.settings["model"]]
+        rows.append([words, norm, f"{base:.1f}%", f"{own:.1f}%", gain])
+    about = "test accuracy on CIFAR-10, learning rate tuned for base"
+    return markdown_table([about, "norm", "base", "primum", "difference, points"], rows)
 
 
 def overview(results: Results, *, tuned: bool) -> str:
@@ -88,10 +124,9 @@ def grid(results: Results, study: str, heading: str, label: Callable[[dict[str, 
     groups = results.groups(study)
     metric, digits, unit = shown_by(groups)
     arms = [arm for arm in MAIN if any(arm in group.arms for group in groups)]
-    places = list(enumerate(groups))
-    tests = family({(n, arm): g.pair(arm, "base", metric) for n, g in places for arm in arms})
+    tests = grid_tests(groups)
     rows = []
-    for place, group in places:
+    for place, group in enumerate(groups):
         found = [tests.get((place, arm)) for arm in arms]
         missed = [test.smallest for test in found if test is not None and not test.seen]
         base = show(group.interval("base", metric), digits)
@@ -102,6 +137,13 @@ def grid(results: Results, study: str, heading: str, label: Callable[[dict[str, 
     names = [named(arm, language=groups[0].language) for arm in arms]
     head = [heading, "seeds", f"base, {unit}", *(f"{name} - base (Holm p)" for name in names)]
     return markdown_table([*head, "could see"], rows)
+
+
+def grid_tests(groups: Sequence[Group]) -> dict[tuple[int, str], Difference]:
+    """Every arm minus base in every setting, by place and arm; all of them are one family."""
+    metric, _, _ = shown_by(groups)
+    pairs = {(n, arm): g.pair(arm, "base", metric) for n, g in enumerate(groups) for arm in MAIN}
+    return family(pairs)
 
 
 def radius(results: Results) -> str:
@@ -208,15 +250,15 @@ def commands(results: Results, page: str = "results") -> str:
     """The commands of the studies, with their number of runs."""
     parts = []
     for name, runs in results.of(page).items():
-        study, made = STUDIES[name], len(runs)
-        planned = len(study.runs())
+        study, made = results.studies[name], len(runs)
         if made:
-            rest = "" if made == planned else f" of {planned}"
-            parts.append(f"* `{name}`, {made}{rest} runs: `{study.command}`")
+            rest = "" if made == study["planned"] else f" of {study['planned']}"
+            parts.append(f"* `{name}`, {made}{rest} runs: `{study['command']}`")
     return "\n".join(parts)
 
 
 MAKERS: dict[str, Callable[[Results], str]] = {
+    "headline": headline,
     "overview": partial(overview, tuned=True),
     "overview-short": partial(overview, tuned=False),
     "default": default,
@@ -243,7 +285,7 @@ MAKERS: dict[str, Callable[[Results], str]] = {
     "common-shift": shift_table,
     "tuned-speed": lambda r: speed_table(r.groups("tuned")),
     "tuned-rates": lambda r: rate_table(r.groups("tuned-rates")),
-    "speedrun-tuning": lambda r: tuning_table(r.groups("speedrun-tuning")),
+    "speedrun-tuning": lambda r: tuning_table(r.groups("speedrun-tuning"), r.groups("speedrun")),
     "spread": lambda r: spread_table(r.every, NAMES),
     "verdicts": verdicts,
     "claims": claims,

@@ -10,8 +10,10 @@ import gzip
 import json
 import os
 import platform
+import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from primum.experiments.files import write_bytes, write_text
 
 FORMAT = "primum-run-1"
 TABLE = ".jsonl.gz"  # how the name of a table of runs ends
+INDEX = "studies.json"  # lists the studies in a folder of tables
 PACKAGES = ("torch", "numpy", "scipy", "scikit-learn", "matplotlib")
 
 
@@ -41,6 +44,8 @@ class RunRecord:
         arm_settings: Plain values that apply only to this arm or run.
         environment: Versions and hardware.
         command: The command that created the run.
+        commit: The commit of the code, as `git describe --always --dirty` prints it.
+        date: When the run was finished, in UTC.
         seconds: Training time.
         complete: Whether training reached its last step.
         curves: A table with a column `epoch` and any of `train_loss`, `test_loss` and
@@ -60,6 +65,8 @@ class RunRecord:
     arm_settings: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     command: str = ""
+    commit: str = ""
+    date: str = ""
     seconds: float | None = None
     complete: bool = True
     curves: dict[str, list[Any]] = field(default_factory=dict)
@@ -124,6 +131,12 @@ def read_table(path: Path) -> list[RunRecord]:
         return [run_from(json.loads(line)) for line in lines]
     except (OSError, EOFError, ValueError) as error:
         raise UserError(f"{path} cannot be read as a table of runs: {error}") from error
+
+
+def read_index(path: Path) -> dict[str, dict[str, Any]]:
+    """The studies whose tables are in a folder, by name: page, question, command, planned runs."""
+    studies = json.loads(path.read_text(encoding="utf-8"))["studies"]
+    return {study["name"]: study for study in studies}
 
 
 def read_runs(paths: Sequence[Path]) -> list[RunRecord]:
@@ -209,6 +222,22 @@ def environment(workers: int = 1, threads: int = 1) -> dict[str, str]:
     if threads == 1:
         return found | {"runs at a time, one thread each": str(workers)}
     return found | {"runs at a time": str(workers), "threads each": str(threads)}
+
+
+@cache
+def commit() -> str:
+    """The commit of the code, if it runs from a checkout; otherwise only the version is known."""
+    here = Path(primum.__file__).parent
+    try:
+        inside, found = (
+            subprocess.run(
+                ["git", "-C", str(here), *words], capture_output=True, text=True, check=True
+            ).stdout.strip()
+            for words in (["rev-parse", "--show-prefix"], ["describe", "--always", "--dirty"])
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return f"unknown ({primum.__version__})"
+    return found if inside == "src/primum/" else f"unknown ({primum.__version__})"
 
 
 def environments(records: Iterable[RunRecord]) -> dict[str, list[str]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-from primum.experiments.arms import Arm
 from primum.experiments.schedules import scaled_lr
 from primum.experiments.settings import LookSettings, RunSettings
 
@@ -112,32 +111,3 @@ def figure1_runs(scale: Scale) -> dict[str, RunSettings]:
         f"{common.model}, CIFAR-10, SGD": common,
         f"{vit.model}, CIFAR-100, AdamW": vit,
     }
-
-
-def multilayer_runs(scale: Scale) -> list[RunSettings]:
-    """Runs of Figure 11: plain training, then explicit gradients of more and more last blocks.
-
-    full: ResNet-20 on CIFAR-10, B = 128, 164 epochs.
-    """
-    common = RunSettings(
-        model="resnet20-chain", augment="none", schedule="constant", lr=0.1, evaluate_every=1000
-    )
-    if scale == "smoke":
-        common = replace(
-            common,
-            model="resnet8-chain",
-            data="generated",
-            train_size=16,
-            test_size=16,
-            image_size=16,
-            batch_size=8,
-            epochs=1,
-        )
-        blocks: tuple[int, ...] = (1, 3)
-    elif scale == "small":
-        common = replace(common, train_size=1280, test_size=2000, batch_size=64, epochs=3)
-        blocks = (1, 3, 6, 11)
-    else:
-        common = replace(common, epochs=164)
-        blocks = tuple(range(1, 12))
-    return [replace(common, arm=Arm("explicit", blocks=count)) for count in (0, *blocks)]

@@ -1,4 +1,4 @@
-"""Schedules of the learning rate and the radius, as a factor for each step."""
+"""Schedules of the learning rate, as a factor for each step."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from typing import Literal
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
-
-from primum.experiments.arms import Arm
 
 ScheduleName = Literal["cosine", "linear", "step", "constant"]
 MILESTONES = (1 / 2, 3 / 4)  # He et al. (2016): a tenth at one half and three quarters
@@ -63,16 +61,3 @@ def make_schedule(
 def scaled_lr(lr: float, batch_size: int, *, base_batch_size: int = 128) -> float:
     """The learning rate for another batch size, by square-root scaling (paper, App. E)."""
     return lr * math.sqrt(batch_size / base_batch_size)
-
-
-def radius_share(arm: Arm, step: int, steps: int) -> float:
-    """Radius of a step, as a share of the arm's radius."""
-    if step >= arm.until * steps:
-        return 0.0
-    if arm.radius_schedule == "constant":
-        return 1.0
-    way, shape = arm.radius_schedule.split("-")
-    done = step / max(1, steps - 1)
-    risen = done if shape == "linear" else 0.5 - 0.5 * math.cos(math.pi * done)
-    low = arm.radius_low / arm.radius if arm.radius else 0.0
-    return low + (1 - low) * (risen if way == "grow" else 1 - risen)

@@ -33,14 +33,12 @@ DECAYS = (0.0075, 0.015, 0.03)
 # points of it at 8 and 12. At 6, one seed ended 0.5 points higher at twice the rate.
 LR, WEIGHT_DECAY = 11.5, 0.015
 MAIN = ("base", "primum@radius=0.1", "primum@radius=0.2", "primum@radius=0.4")
-FALLING = "primum@radius=0.4,radius_schedule=fade-linear,radius_low=0.1"
-FIRST_HALF = "primum@radius=0.4,until=0.5"
-SHAPES = ("primum@radius=0.05", FALLING, FIRST_HALF)
+SMALLEST = ("primum@radius=0.05",)
 CONTROLS = ("paper", "lr-matched@radius=0.2", "permuted@radius=0.2")
 # Seeds on the results page, by arms and epochs.
 SEEDS = {
     MAIN: {2: 5, 3: 3, 4: 5, 6: 3, 8: 5, 12: 3, 16: 3},
-    SHAPES: {2: 3, 3: 3, 4: 3, 6: 3, 8: 3, 12: 3},
+    SMALLEST: {2: 3, 3: 3, 4: 3, 6: 3, 8: 3, 12: 3},
     CONTROLS: {4: 3, 8: 3},
 }
 NOTES = {
@@ -136,7 +134,7 @@ def speedrun_runs(
     chosen = sorted(budgets or design.budgets)
     numbers = list(range(design.seeds) if seeds is None else seeds)
     runs: list[RunSettings] = []
-    for arms in (MAIN, (*MAIN, *SHAPES, *CONTROLS)):
+    for arms in (MAIN, (*MAIN, *SMALLEST, *CONTROLS)):
         for part in (chosen[:-1], chosen[-1:]):
             points = [
                 replace(tuned(budget), views=design.views, device=device, precision=precision)

@@ -5,15 +5,17 @@
     python -m primum.experiments.studies --list
     python -m primum.experiments.studies --pack                         # runs into tables
     python -m primum.experiments.studies --smoke                        # generated images, seconds
-    python -m primum.experiments.studies --pages [--check]              # tables and plots
 
 Finished runs are stored in one table per study, `results/NAME.jsonl.gz`; a run that two studies
-share is trained once. The same command resumes where it was stopped.
+share is trained once and stored in both. `results/studies.json` lists the studies. The docs' tables
+are made from these files alone (`pages.py`), so a study whose code is gone keeps its tables. The
+same command resumes where it was stopped.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -23,10 +25,11 @@ from pathlib import Path
 from primum.experiments import options
 from primum.experiments.cli import guarded
 from primum.experiments.commands import place_of
+from primum.experiments.files import write_text
 from primum.experiments.image_studies import IMAGES
 from primum.experiments.language_studies import LANGUAGE
 from primum.experiments.progress import Progress
-from primum.experiments.runs import TABLE, RunRecord, write_table
+from primum.experiments.runs import INDEX, TABLE, RunRecord, read_index, read_table, write_table
 from primum.experiments.store import Store
 from primum.experiments.study import Study
 from primum.experiments.sweep import run_sweep
@@ -56,15 +59,30 @@ def smoke(study: Study) -> Study:
 
 
 def pack(folder: Path) -> None:
-    """Move finished runs from `runs/` to the table of the first study that needs them."""
-    store = Store(folder)
-    taken: set[str] = set()
+    """Add finished runs from `runs/` to the tables of the studies that need them.
+
+    Stored rows stay, also those of arms that are no longer planned. A study has no table if it
+    shares all of its finished runs with earlier studies.
+    """
+    store, taken = Store(folder), set[str]()
+    index = read_index(folder / INDEX) if (folder / INDEX).exists() else {}
     for study in STUDIES.values():
-        runs = {run.key: run for run in study.runs() if run.key not in taken}
-        found = {key: record for key, run in runs.items() if (record := store.find(run))}
-        if found:
-            write_table(folder / f"{study.name}{TABLE}", found.values())
-        taken |= found.keys()
+        path = folder / f"{study.name}{TABLE}"
+        rows = read_table(path) if path.exists() else []
+        rows = list({run.arm_settings["key"]: run for run in [*rows, *study.found(store)]}.values())
+        planned = {run.key for run in study.runs()}
+        if {run.arm_settings["key"] for run in rows} - taken:
+            write_table(path, rows)
+        taken |= planned
+        planned |= {run.arm_settings["key"] for run in rows}
+        index[study.name] = {
+            "name": study.name,
+            "page": study.page,
+            "question": study.question,
+            "command": study.command,
+            "planned": len(planned),
+        }
+    write_text(folder / INDEX, json.dumps({"studies": list(index.values())}, indent=1) + "\n")
     for study in STUDIES.values():
         for run in study.runs():
             store.run_path(run).unlink(missing_ok=True)
@@ -79,10 +97,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--smoke", action="store_true", help="generated images; keeps nothing")
     parser.add_argument("--pack", action="store_true", help="only move finished runs from "
                         "OUT/runs to the tables")  # fmt: skip
-    parser.add_argument("--pages", action="store_true", help="update tables and plots of the docs")
-    parser.add_argument("--check", action="store_true", help="with --pages: write nothing, exit "
-                        "with 1 if a page would change")  # fmt: skip
-    parser.add_argument("--docs", type=Path, default=Path("docs"), metavar="DIR")
     options.add_place(parser, "results")
     arguments = parser.parse_args(argv)
     chosen = [STUDIES[name] for name in arguments.only]
@@ -96,10 +110,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
 
     def work() -> int:
-        if arguments.pages:
-            from primum.experiments.pages import make_pages
-
-            return make_pages(arguments.out, arguments.docs, check=arguments.check)
         if arguments.smoke:
             with tempfile.TemporaryDirectory() as folder:
                 arguments.out = Path(folder)

@@ -11,18 +11,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from primum.experiments.budgets import Budgets
-from primum.experiments.cli import PAPER
 from primum.experiments.default_radius import Gains, gains_of
 from primum.experiments.defaults import OPTIMIZERS, RATES
-from primum.experiments.evidence import findings_of
+from primum.experiments.evidence import findings_of, records_of
 from primum.experiments.judge import Outcome
-from primum.experiments.reproduce import EXPERIMENTS
-from primum.experiments.runs import RunRecord
+from primum.experiments.runs import INDEX, TABLE, RunRecord, read_index, read_table
 from primum.experiments.schedules import scaled_lr
-from primum.experiments.speedrun import FALLING, FIRST_HALF
 from primum.experiments.statistics import Difference, family
-from primum.experiments.store import Store
-from primum.experiments.studies import STUDIES
 from primum.experiments.tables import Group, group_runs
 
 MODELS = {  # in plots
@@ -49,8 +44,8 @@ NAMES = {  # on the page; others keep theirs
     "upgrad-network@upgrad_scale=mean-1": "upgrad, whole network, mean 1",
     "primum@radius=0.05": "primum, radius 0.05",
     "primum@radius=0.2": "primum, radius 0.2",
-    FALLING: "radius 0.4 to 0.1",
-    FIRST_HALF: "radius 0.4, first half only",
+    "primum@radius=0.4,radius_schedule=fade-linear,radius_low=0.1": "radius 0.4 to 0.1",
+    "primum@radius=0.4,until=0.5": "radius 0.4, first half only",
     "primum@radius=0.4,part=head": "radius 0.4, head alone",
     "primum@radius=0.4,part=backbone": "radius 0.4, backbone alone",
     "primum@per=sample": "whole sequences, radius 0.1",
@@ -75,24 +70,22 @@ def named(arm: str, *, language: bool = False) -> str:
 
 
 class Results:
-    """Finished runs of all studies.
+    """Finished runs of all studies, from their tables.
 
-    A study without a run of its own has none, even if it shares runs with an earlier study.
+    Attributes:
+        studies: Page, question, command and number of planned runs of each study, by name.
+        runs: Finished runs of each study; none if it shares all of them with earlier studies.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        store, taken = Store(folder), set[str]()
-        self.runs: dict[str, list[RunRecord]] = {}
-        for name, study in STUDIES.items():
-            found = study.found(store)
-            own = {run.arm_settings["key"] for run in found} - taken
-            self.runs[name] = found if own else []
-            taken |= {run.key for run in study.runs()}
+        self.studies = read_index(folder / INDEX)
+        paths = {name: folder / f"{name}{TABLE}" for name in self.studies}
+        self.runs = {n: read_table(path) if path.exists() else [] for n, path in paths.items()}
 
     def of(self, page: str) -> dict[str, list[RunRecord]]:
         """Finished runs of the studies on a page."""
-        return {name: runs for name, runs in self.runs.items() if STUDIES[name].page == page}
+        return {n: runs for n, runs in self.runs.items() if self.studies[n]["page"] == page}
 
     def groups(self, study: str) -> list[Group]:
         """Runs of a study by settings."""
@@ -153,21 +146,20 @@ class Results:
         """The paper's claims at scale small, judged from the stored runs and measurements."""
         folder = self.folder / "reproduce" / "small"
         stored = json.loads(gzip.decompress((folder / "measurements.json.gz").read_bytes()))
-        found = Store(folder).tables
+        runs = {run.arm_settings["key"]: run for run in read_table(folder / f"runs{TABLE}")}
         return [
             Outcome(
                 name=name,
-                title=EXPERIMENTS[name].title,
+                title=each["title"],
                 scale="small",
                 findings=tuple(
-                    findings_of(name, "small", range(1), found, stored[name]["scripts"])
+                    findings_of(name, "small", records_of(each["runs"], runs), each["scripts"])
                 ),
-                command=stored[name]["command"],
-                environment=stored[name]["environment"],
-                notes=(EXPERIMENTS[name].small,),
+                command=each["command"],
+                environment=each["environment"],
+                notes=tuple(each["notes"]),
             )
-            for name in PAPER
-            if name in stored
+            for name, each in stored.items()
         ]
 
 

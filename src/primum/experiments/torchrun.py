@@ -19,7 +19,7 @@ from primum.experiments.errors import UserError
 from primum.experiments.settings import RunSettings
 
 # Arms that need a single process.
-ALONE = ("loss-weighted", "network", "explicit", "upgrad-network", "mgda", "damped")
+ALONE = ("loss-weighted", "damped")
 
 
 @dataclass(frozen=True)
@@ -69,10 +69,8 @@ class Ranks:
             raise UserError(
                 f"batch_size must be a multiple of the {self.size} ranks, got {settings.batch_size}"
             )
-        arm = settings.arm
-        alone = arm.name in ALONE or arm.part != "both" or arm.second_look != "none"
-        if alone or settings.look:
-            what = "primum inspect" if settings.look else arm.label
+        if settings.arm.name in ALONE or settings.look:
+            what = "primum inspect" if settings.look else settings.arm.label
             raise UserError(f"{what} works in a single process only; run it without torchrun")
 
 

@@ -39,7 +39,7 @@ def tutorial_runs() -> list[RunSettings]:
     runs.append(run("base", "vit-micro", "adamw", 128, 0))
     for seed in range(3):
         for optimizer in ("sgd", "adamw"):
-            runs += [run(arm, "cnn-small", optimizer, 128, seed) for arm in ("primum", "network")]
+            runs.append(run("primum", "cnn-small", optimizer, 128, seed))
     runs.append(run("base", "resnet20", "sgd", 128, 0, epochs=2))
     return runs
 

@@ -1,4 +1,4 @@
-"""Recipes of the arms: primum's weights with a changing radius, the controls, and UPGrad.
+"""Recipes of the arms: the controls, made from primum's weights, and UPGrad.
 
 Each is a `Recipe` for `primum.attach`: same hooks, prediction and report as the default one. A
 control's report describes the weights that were applied.
@@ -7,7 +7,6 @@ control's report describes the weights that were applied.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,16 +17,13 @@ from primum.experiments.errors import torchjd_for
 from primum.kernel.gram import MatrixFree
 from primum.kernel.problem import Problem, Solution, StepProblem, plain
 from primum.kernel.recipe import Metric, Primum, Recipe
-from primum.kernel.scalars import Scalar
 from primum.kernel.solver import solve
-from primum.paper import Paper, PaperSettings
 
 
 class Reduced(Recipe):
-    """primum's own weights, with a radius that may change between steps.
+    """Weights made from primum's own.
 
     Attributes:
-        radius: Used from the next step on.
         losses: Each sample's loss in the next step, for recipes that need it. [B].
     """
 
@@ -35,62 +31,33 @@ class Reduced(Recipe):
     metric: Metric = "gain"
 
     def __init__(self, settings: Primum) -> None:
-        assert settings.radius is not None
-        self.radius: float = settings.radius
+        self.radius = settings.radius
         self.losses: Tensor | None = None
         self._settings = settings
         self._calls = 0
 
     @property
     def products(self) -> int:  # type: ignore[override]
-        return self._settings.products if self.radius > 0 else 0
+        return self._settings.products
 
     def __call__(self, step: StepProblem) -> Solution:
         self._calls += 1
-        if self.radius == 0:
-            return plain(step.drift)
         own = self._settings
-        radius = self.radius * step.step_norm
-        problem = Problem(step.gram, step.drift, radius, own.max_extra_weight)
+        radius = own.radius_of(step.per)
+        if radius == 0:
+            return plain(step.drift)
+        problem = Problem(step.gram, step.drift, radius * step.step_norm, own.max_extra_weight)
         return self.finish(problem, solve(problem, own.max_iters, own.tolerance))
 
     def finish(self, problem: Problem, found: Solution) -> Solution:
-        """Change primum's solution into the weights to apply; here unchanged."""
-        return found
+        """Change primum's solution into the weights to apply."""
+        raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
         return {"calls": self._calls}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._calls = state["calls"]
-
-
-class Kept(Reduced):
-    """primum's weights; keeps the last problem, to solve it again with another drift.
-
-    Attributes:
-        problem: None before the first step, and after a step with radius 0.
-        lr: Learning rate of that step.
-    """
-
-    def __init__(self, settings: Primum) -> None:
-        super().__init__(settings)
-        self.problem: Problem | None = None
-        self.lr: Scalar = 0.0
-
-    def __call__(self, step: StepProblem) -> Solution:
-        self.problem, self.lr = None, step.lr
-        return super().__call__(step)
-
-    def finish(self, problem: Problem, found: Solution) -> Solution:
-        self.problem = problem
-        return found
-
-    def again(self, drift: Tensor) -> Solution:
-        """The solution of the kept problem with this drift. [B]."""
-        assert self.problem is not None
-        own = self._settings
-        return solve(replace(self.problem, drift=drift), own.max_iters, own.tolerance)
 
 
 class Permuted(Reduced):
@@ -161,18 +128,6 @@ class UpGrad(Recipe):
         if self._mean_one:
             weights = weights / weights.mean()
         return applied(Problem(dense, drift, drift.new_full((), torch.inf)), weights - 1, 0)
-
-
-class VaryingPaper(Paper):
-    """The paper's recipe with a radius that may change between steps."""
-
-    @property
-    def radius(self) -> float:  # type: ignore[override]
-        return self.settings.radius
-
-    @radius.setter
-    def radius(self, value: float) -> None:
-        self.settings: PaperSettings = replace(self.settings, radius=value)
 
 
 def applied(problem: Problem, weights: Tensor, iterations: int | Tensor) -> Solution:

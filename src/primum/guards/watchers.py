@@ -74,10 +74,12 @@ class Discards(Observer):
         """At the start of a backward pass: pending passes were discarded unless `.grad` is kept."""
         if again or not self.pending:
             return
-        grads = self._engine.head.grads()
-        gone = self._pending
+        head, gone = self._engine.head, self._pending
+        grads = head.grads()
         if "weight" in grads:
             gone = _number(grads["weight"].norm(), lambda value: value == 0) * gone
+        elif head.holds_gradients:
+            return  # on this rank, until they are reduced
         self._pending = self._pending - gone
         if self._engine.discarded.add(gone):
             self._engine.warn(

@@ -16,10 +16,9 @@ from primum.experiments.models import MODELS, ModelError, build_model, find_mode
 LARGE = {"resnet50", "convnext-t", "vit", "resnet44"}  # one sample is enough for these
 OWN_SIZE = {"digits-cnn", "digits-transformer"}  # test_digits.py
 BATCH_NORM = {"cnn-whitened"}  # whose samples mix in training, and which has no other norm
-CHAINS = {"resnet20-chain", "resnet8-chain"}
 
 
-@pytest.mark.parametrize("name", sorted(set(MODELS) - OWN_SIZE - CHAINS))
+@pytest.mark.parametrize("name", sorted(set(MODELS) - OWN_SIZE))
 def test_logits_come_from_one_linear_head(name: str) -> None:
     model = build_model(name, classes=7, image_size=32).eval()
     outputs: list[Tensor] = []
@@ -61,13 +60,6 @@ def test_per_sample_gradients_by_vmap(name: str) -> None:
     for key, parameter in model.named_parameters():
         assert parameter.grad is not None
         torch.testing.assert_close(each[key].mean(dim=0), parameter.grad, rtol=1e-8, atol=1e-10)
-
-
-def test_a_chain_is_the_same_network() -> None:
-    net, chain = (build_model(name, 10, 32, seed=1) for name in ("resnet20", "resnet20-chain"))
-    images = torch.randn(2, 3, 32, 32)
-    assert isinstance(chain, nn.Sequential)
-    assert torch.equal(net(images), chain(images))
 
 
 def test_a_seed_decides_the_first_parameters_and_leaves_the_generator_alone() -> None:

@@ -17,7 +17,7 @@ from primum.experiments.errors import UserError
 from primum.experiments.models.convnext import ConvNeXt
 from primum.experiments.models.digits import GroupNormCNN, PatchTransformer
 from primum.experiments.models.norms import Norm
-from primum.experiments.models.resnet import CifarResNet, ResNet50, as_chain
+from primum.experiments.models.resnet import CifarResNet, ResNet50
 from primum.experiments.models.small import SmallCNN
 from primum.experiments.models.vit import ViT
 from primum.experiments.models.whitened import SMALLEST, WhitenedCNN
@@ -34,10 +34,9 @@ class Model(NamedTuple):
     norms: tuple[Norm, ...] = ()
 
 
-def _cifar_resnet(blocks: int, *, chain: bool = False) -> Callable[[int, int, Norm], nn.Module]:
+def _cifar_resnet(blocks: int) -> Callable[[int, int, Norm], nn.Module]:
     def build(classes: int, image_size: int, norm: Norm) -> nn.Module:
-        net = CifarResNet(classes, blocks=blocks, norm=norm)
-        return as_chain(net) if chain else net
+        return CifarResNet(classes, blocks=blocks, norm=norm)
 
     return build
 
@@ -81,9 +80,6 @@ MODELS: dict[str, Model] = {
     ),
     # The paper's ResNet-20 for CIFAR, group norm with 8 groups.
     "resnet20": Model(_cifar_resnet(3), ("group", "batch")),
-    # ResNet-20 as a chain of blocks, for the arm explicit; ResNet-8 for quick trials of it.
-    "resnet20-chain": Model(_cifar_resnet(3, chain=True), ("group",)),
-    "resnet8-chain": Model(_cifar_resnet(1, chain=True), ("group",)),
     # The paper's ResNet-44 for CIFAR, group norm with 8 groups.
     "resnet44": Model(_cifar_resnet(7), ("group", "batch")),
     # The paper's ResNet-50 for Tiny-ImageNet, batch norm or group norm.

@@ -49,19 +49,6 @@ class CifarResNet(nn.Module):
         return logits
 
 
-class MeanPool(nn.Module):
-    """Mean over the pixels."""
-
-    def forward(self, features: Tensor) -> Tensor:
-        """[B, C, H, W] -> [B, C]."""
-        return features.mean(dim=(2, 3))
-
-
-def as_chain(net: CifarResNet) -> nn.Sequential:
-    """The network as a chain: stem, blocks, and pooling with the head as the last block."""
-    return nn.Sequential(net.stem, *net.stages, nn.Sequential(MeanPool(), net.head))
-
-
 class ResNet50(nn.Module):
     """A stem, four stages of 3, 4, 6 and 3 bottleneck blocks, head.
 
