@@ -19,7 +19,7 @@ import primum
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "primum"
 # Of the tree, what an sdist holds: enough to build, lint and test. Results are in the repository.
-FOLDERS = ("src", "tests", "docs", "benchmarks", "examples", ".ci", ".github")
+FOLDERS = ("src", "lab", "tests", "docs", "results", "examples", ".ci", ".github")
 SKIPPED = {"__pycache__", ".ipynb_checkpoints", ".hypothesis"}
 
 
