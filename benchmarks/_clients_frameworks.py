@@ -13,6 +13,8 @@ from _clients import Run, Script, images, paragraphs, shuffled, started, words, 
 from _clients_images import Mnist, test_loss
 from torch import Tensor, nn, optim
 
+import primum
+
 TOPICS, LENGTH, PADDING = 6, 24, 0
 CALLBACK = "PrimumCallback({}).add_to(trainer)"
 
@@ -219,7 +221,7 @@ SCRIPTS = [
            {CALLBACK.format('per="sample"'): {"per": "sample"},
             CALLBACK.format('per="token", radius=0.2'): {"per": "token", "radius": 0.2},
             CALLBACK.format(""): {},
-            CALLBACK.format("exact=True"): {"exact": True}}),
+            CALLBACK.format("exact=True"): {"recipe": primum.Primum(exact=True)}}),
     Script("CNN, AdamW", "Lightning: Trainer", lightning,
            {"Trainer(callbacks=[PrimumCallback()])": {}}),
     Script("CNN, SGD, clipping", "Lightning: Fabric", fabric,

@@ -193,7 +193,7 @@ def arms_of(case: Case, cap: float) -> dict[str, Callable[[], object]]:
     if case.optimizer == "adamw":
         arms["looped"] = partial(looped_adamw, given)
     arms["primum"] = partial(built_and_used, head)
-    arms["build"] = partial(choose, head, PRODUCTS)
+    arms["build"] = partial(choose_form, head, PRODUCTS)
     arms["dense product"] = partial(Dense(torch.ones(case.batch, case.batch)).times, vector)
     arms["matrix-free product"] = partial(head.times, vector)
     return arms

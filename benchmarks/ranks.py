@@ -1,13 +1,13 @@
-"""Cost of several ranks: bytes and time of a training step, for each strategy of `primum.distributed`.
+"""Cost of several ranks: bytes and time of a step, for each strategy of `primum.distributed`.
 
 Models train under DistributedDataParallel on the CPU, with gloo, over 1, 2 and 4 processes of one
 thread each: plain, with `scope="local"`, and with `scope="global"` by gathering and by summing.
 They take turns, one step each, in alternating order; ratios are of medians, with 95%
 bootstrap intervals over the rounds.
 
-- Bytes: those counted by `Collectives.bytes`, against a formula that must give the same number; and those
-  that the first rank's process wrote to its sockets beyond plain training, against a ring's
-  traffic. The difference is gloo's framing: at most 576 bytes per collective and other rank.
+- Bytes: those counted by `Collectives.bytes`, against a formula that must give the same number;
+  and those that the first rank wrote to its sockets beyond plain training, against a ring's.
+  The difference is gloo's framing: at most 576 bytes per collective and other rank.
 - Time: wall time until the slowest rank has stepped. With more processes than cores they share the
   cores: on 2 cores, 4 processes take twice as long to compute as on 4.
 - Memory: peak of torch's allocator while primum computes weights, over what it held before.

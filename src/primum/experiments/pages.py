@@ -31,7 +31,7 @@ from primum.experiments.tutorial_page import MAKERS as TUTORIAL
 from primum.experiments.tutorial_page import tutorial_plots
 
 ROOT = Path(__file__).resolve().parents[3]
-BENCHMARKS = {"clients.md": ("_clients_page", "clients"), "scale.md": ("_scale_tables", "ranks")}
+BENCHMARKS = {"clients.md": ("_clients_page", "clients")}
 ALL = MAKERS | TUTORIAL | LANGUAGE
 IMAGES = {name: f"results-{name}" for name in PLOTS} | {name: name for name in LANGUAGE_PLOTS}
 
