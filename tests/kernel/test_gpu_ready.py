@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import primum
 from primum import Primum, Problem, Solution, solve
 from primum.guards import gradient_scale
-from primum.kernel import builder, scalars
+from primum.kernel import builder, gram, scalars
 from primum.kernel import solver as solving
 from primum.kernel.gram import MatrixFree
 from primum.kernel.optimizers.predict import Update
@@ -104,7 +104,7 @@ def force(route: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """That form of the operator, and what is done where a look at a value would wait."""
     for module in (builder, sketch):
         monkeypatch.setattr(module, "choose_form", lambda gram, products: ROUTES[route](gram))
-    for module in (solving, scalars, gradient_scale):
+    for module in (solving, scalars, gradient_scale, gram):
         monkeypatch.setattr(module, "on_host", lambda value: False)
 
 
