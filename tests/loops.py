@@ -1,6 +1,7 @@
 """What the tests of the reducer share: a small model, batches, gradients, a training loop."""
 
 import copy
+import importlib
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from primum.kernel.recipe import RADIUS
 
 SGD: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "weight_decay": 1e-3}
 ADAMW: dict[str, Any] = {"lr": 0.01, "weight_decay": 0.1}
-PRECISE: dict[str, Any] = {"recipe": Primum(max_iters=20, tolerance=0.0)}  # as `solve` without arguments
+PRECISE: dict[str, Any] = {"recipe": Primum(max_iters=20, tolerance=0.0)}
 BOTH = pytest.mark.parametrize(
     ("kind", "options"), [(optim.SGD, SGD), (optim.AdamW, ADAMW)], ids=["SGD", "AdamW"]
 )
@@ -124,3 +125,17 @@ def slow_solution(
     drift = per_sample_gradients @ step
     reach = RADIUS["sample"] * (step.square() / gain).sum().sqrt()
     return solve(Problem.dense(gram, drift, reach))
+
+
+def pretend_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on an accelerator: no number is read by the host; to look at one is an error."""
+
+    def forbidden(tensor: Tensor) -> float:
+        raise AssertionError("the host read a number")
+
+    kernel = [f"kernel.{name}" for name in ("builder", "gram", "scalars", "solver")]
+    for name in (*kernel, "guards.gradient_scale", "guards.watchers"):
+        module = importlib.import_module(f"primum.{name}")
+        monkeypatch.setattr(module, "on_host", lambda value: False)
+        if hasattr(module, "read"):
+            monkeypatch.setattr(module, "read", forbidden)

@@ -66,7 +66,8 @@ class TestState:
         assert reducer.state_dict()["fallbacks"] == 3  # a copy was loaded, and is counted on
 
     def test_loaded_state_is_a_copy(self) -> None:
-        reducer = primum.attach(*make())
+        model, optimizer = make()
+        reducer = primum.attach(model, optimizer)
         state = reducer.state_dict()
         state["fallbacks"] += 5
         assert reducer.state_dict()["fallbacks"] == 0
@@ -139,6 +140,7 @@ class TestRemove:
 
     @pytest.mark.parametrize("removed", [True, False])
     def test_everything_dies_without_the_garbage_collector(self, removed: bool) -> None:
+        train(*make(), 1)  # imports
         gc.collect()
         gc.disable()
         try:

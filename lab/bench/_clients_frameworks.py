@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn, optim
 
+import primum
 from lab.bench._clients import Run, Script, images, paragraphs, shuffled, started, words, words_of
 from lab.bench._clients_images import Mnist, test_loss
 
@@ -220,7 +221,7 @@ SCRIPTS = [
            {CALLBACK.format('per="sample"'): {"per": "sample"},
             CALLBACK.format('per="token", radius=0.2'): {"per": "token", "radius": 0.2},
             CALLBACK.format(""): {},
-            CALLBACK.format("exact=True"): {"exact": True}}),
+            CALLBACK.format("exact=True"): {"recipe": primum.Primum(exact=True)}}),
     Script("CNN, AdamW", "Lightning: Trainer", lightning,
            {"Trainer(callbacks=[PrimumCallback()])": {}}),
     Script("CNN, SGD, clipping", "Lightning: Fabric", fabric,

@@ -50,7 +50,7 @@ from lab.bench._common import (
 from lab.bench._figures import NAMES, over_training
 from primum.kernel.gram import Dense, MatrixFree, choose_form
 from primum.kernel.optimizers.predict import Update
-from primum.kernel.problem import Problem
+from primum.kernel.problem import Problem, StepProblem
 from primum.kernel.recipe import Primum
 from primum.kernel.solver import solve
 from primum.paper import Paper, PaperSettings
@@ -92,7 +92,8 @@ def paper_recipe(moment: Moment, iterations: int, tol: float) -> Answer:
     recipe = Paper(PaperSettings(radius=RADIUS, solver_iters=iterations, tol=tol))
     recipe.load_state_dict(copy.deepcopy(moment.guards))
     update = moment.update
-    found = recipe(moment.gram, moment.drift, update.size(recipe.metric), update.lr)
+    norm = update.norm(recipe.metric)
+    found = recipe(StepProblem(moment.gram, moment.drift, norm, update.lr))
     made, batch = int(found.iterations), len(moment.drift)
     matrices = 1 if moment.gram.uniform_gain else 2
     spectrum = matrices * lanczos_iterations(batch) if batch > EXACT_UP_TO else 0
@@ -110,7 +111,8 @@ def paper_bare(moment: Moment, iterations: int, tol: float) -> Answer:
 def ours(moment: Moment, iterations: int) -> Answer:
     recipe, update = Primum(radius=RADIUS, max_iters=iterations, tolerance=0.0), moment.update
     gram = choose_form(moment.gram, recipe.products)
-    found = recipe(gram, moment.drift, update.size(recipe.metric), update.lr)
+    norm = update.norm(recipe.metric)
+    found = recipe(StepProblem(gram, moment.drift, norm, update.lr))
     return Answer(found.extra_weights, iterations, None)
 
 

@@ -174,7 +174,7 @@ def _attach(
     check = OutputCheck(model, hook, engine)
     engine.observers.append(check)
     reducer.own(hook, check.remove)
-    chosen.attached(scale.scaler, watch)
+    chosen.attached(scale.scaler, weakref.proxy(watch))  # a recipe may outlive the engine
     reducer.warn_if_bypassed(bypassed(model, layer, name))
     logging.getLogger("primum").info(
         "primum: %s %s with head %r (%d -> %d), %s, radius %s",

@@ -52,7 +52,7 @@ class Reducer:
     def own(self, hook: HeadHook, *on_remove: Callable[[], None]) -> None:
         """Take over the hook on the head, and what else is to be undone by `remove`."""
         self._hook = weakref.ref(hook)
-        self._on_remove += [hook.remove, *on_remove]
+        self._on_remove += on_remove
 
     # --- what a user reads ------------------------------------------------------------------------
 
@@ -176,10 +176,14 @@ class Reducer:
 
     def remove(self) -> None:
         """Detach from the model; training continues with plain gradients, and no hook is left."""
+        hook = self._hook()
+        if hook is not None:
+            hook.remove()
         while self._on_remove:
             self._on_remove.pop()()
         self._hook = lambda: None
         self._engine.last = None
+        self._recent.reports.clear()
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -53,8 +53,10 @@ def test_other_recipes(kind):
 
 
 def test_uniform_gain_stays_one_number():
-    assert see_head(scene("cnn", "momentum")).measure()[0].gain == 1.0
-    assert see_head(scene("cnn", "AdamW")).measure()[0].gain.shape == (4, 7)
+    for kind, shape in (("momentum", ()), ("AdamW", (4, 7))):
+        probe = scene("cnn", kind)  # held: the head is referred to weakly
+        gain = see_head(probe).measure()[0].gain
+        assert gain == 1.0 if shape == () else gain.shape == shape
 
 
 def test_bias_with_its_own_learning_rate():
@@ -124,7 +126,7 @@ def test_which_head():
         other = Probe(*parts(probe), head=given)
         assert head_of(other) is probe.model[3]
         assert see_head(other).measure()[0].features.shape == (ROWS, 9)
-    with pytest.raises(TypeError, match=r"head must be an nn\.Linear, got Tanh; pass head= one of"):
+    with pytest.raises(TypeError, match=r"head must be an nn\.Linear, got .*Tanh; pass head="):
         see_head(Probe(*parts(probe), head="2"))
 
 
@@ -146,7 +148,8 @@ def test_a_head_that_cannot_be_seen():
 
 
 def test_nothing_is_disturbed_and_waiting_gradients_do_not_count():
-    expected = see_head(scene("tied", "AdamW"))
+    other = scene("tied", "AdamW")
+    expected = see_head(other)
     probe = scene("tied", "AdamW")
     assert isinstance(probe.model, Tied)
     reducer = primum.attach(probe.model, probe.optimizer)

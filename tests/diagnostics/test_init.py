@@ -15,7 +15,8 @@ from primum import diagnostics
 
 FOLDER = Path(diagnostics.__file__).parent
 ORDER = [
-    ["probe", "record", "shift"],
+    ["trees", "record", "shift"],
+    ["probe"],
     ["gradients", "meter"],
     ["layers", "head"],
     ["interference"],

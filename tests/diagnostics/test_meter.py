@@ -121,9 +121,8 @@ def test_float64_after_float32_keeps_its_digits():
     meter = InterferenceMeter()
     meter.update(made([0.1], [0.0], [0.5]))
     exact = made([0.1], [0.0], [0.5])
-    solution = primum.Solution(
-        exact.extra_weights.double(), exact.objective.double(), 20, exact.solution.evidence
-    )
+    wide = exact.extra_weights.double(), exact.objective.double()
+    solution = primum.Solution(*wide, exact.lower_bound, exact.drift_after)
     drift = torch.tensor([0.1], dtype=torch.float64)
     meter.update(replace(exact, solution=solution, drift=drift))
     assert meter.table()["harm_before"] == [pytest.approx(0.1, rel=1e-6), 0.1]
@@ -252,7 +251,7 @@ def test_a_meter_keeps_few_reports():
     for reducer, _, _ in training(AT_ONCE + 3):
         meter.update(reducer.last)
         references.append(weakref.ref(reducer.last))
-        reducer._recent.clear()  # what the reducer keeps for its own summary
+        reducer._recent.reports.clear()  # what the reducer keeps for its own summary
     assert [r() is not None for r in references] == [False] * AT_ONCE + [True] * 3
     meter.table()
     assert [r() is not None for r in references] == [False] * (AT_ONCE + 2) + [True]

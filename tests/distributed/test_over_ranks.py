@@ -63,7 +63,7 @@ def all_runs() -> dict[str, dict[str, Any]]:
     runs: dict[str, dict[str, Any]] = {}
     for way, by in WAYS.items():
         for layout, settings in LAYOUTS.items():
-            for optimizer in OPTIMIZERS:
+            for optimizer in OPTIMIZERS if way == "gather" or "head" not in settings else ():
                 own = WIDE | by | settings | {"optimizer": optimizer}
                 runs[f"steps-{layout}-{optimizer}-{way}"] = own
         for kind in ("ddp", "shard"):
@@ -133,7 +133,11 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
         runs = {n: own for n, own in all_runs().items() if len(own.get("counts", "ab")) == ranks}
         folder = tmp_path_factory.mktemp(f"ranks-{ranks}")
         children = launch(folder, ranks, runs)
-        errors = [child.communicate(timeout=300)[1] for child in children]
+        try:
+            errors = [child.communicate(timeout=900)[1] for child in children]
+        finally:
+            for child in children:
+                child.kill()
         assert [child.returncode for child in children] == [0] * ranks, "\n".join(errors)
         files = [folder / f"results-{rank}.json" for rank in range(ranks)]
         parts = [json.loads(each.read_text()) for each in files]
@@ -376,11 +380,10 @@ class TestBytes:
     """What a step sends, exactly: a change that sends more fails here."""
 
     @pytest.mark.parametrize(
-        ("kind", "way"),
-        [("ddp", "gather"), ("ddp", "sum"), ("shard", "gather"), ("shard", "sum")]
-        + [("shard", "local")],
+        "name", ["ddp-gather", "ddp-sum", "shard-gather", "shard-sum", "shard-local"]
     )
-    def test_payload(self, results: Results, kind: str, way: str) -> None:
+    def test_payload(self, results: Results, name: str) -> None:
+        kind, way = name.split("-")
         inputs, outputs, most, steps = 8, 5, 12, 3
         size = (inputs + 1) * outputs * 4
         each = 6 * 8  # six whole numbers
@@ -426,9 +429,7 @@ class TestCosts:
         assert self.ask(1_048_576, 2048, 1000, ranks=1024) == "sum"
 
     def test_traffic(self) -> None:
-        cost = Cost(
-            samples=100, positions=3, inputs=7, outputs=5, ranks=4, products=10, itemsize=2
-        )
+        cost = Cost(samples=100, positions=3, inputs=7, outputs=5, ranks=4, products=10, itemsize=2)
         assert cost.gathered == 75 * 3 * 12 * 2
         assert cost.summed == (10 + 1) * 2 * 0.75 * 35 * 4  # the gradient, and the products
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from contextlib import nullcontext
 from typing import Any
 
@@ -12,29 +11,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn, optim
 
 import primum
-from loops import ADAMW, BOTH, batch, make, make_like, report_of
+from loops import ADAMW, BOTH, batch, make, make_like, pretend_device, report_of
+from primum.guards.gradient_scale import MeasuredScale
 
 LIMIT = 0.05  # far below the norm of the gradients here
-
-
-def never_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on an accelerator: what looks at a number is an error."""
-
-    def forbidden(tensor: Tensor) -> float:
-        raise AssertionError("the host read a number")
-
-    for name in ("solve", "rescale", "rules", "monitor"):
-        module: Any = importlib.import_module(f"primum.{name}")
-        monkeypatch.setattr(module, "on_host", lambda value: False)
-        if hasattr(module, "read"):
-            monkeypatch.setattr(module, "read", forbidden)
 
 
 def clipped(
     model: nn.Module, optimizer: optim.Optimizer, steps: int
 ) -> tuple[primum.Reducer, list[Tensor]]:
     """The Reducer of a loop that clips, and the extra weights of each step."""
-    reducer = primum.attach(model, optimizer, tolerance=0.0, max_iters=15)
+    reducer = primum.attach(model, optimizer, recipe=primum.Primum(tolerance=0.0, max_iters=15))
     found = []
     for number in range(steps):
         inputs, labels = batch(number, 24)
@@ -54,9 +41,9 @@ def test_a_factor_that_the_host_never_reads_is_applied(
     model, optimizer = make(kind, options)
     twin, stepper = make_like(model, optimizer)
     _, on_host = clipped(twin, stepper, 4)
-    never_read(monkeypatch)
+    pretend_device(monkeypatch)
     reducer, found = clipped(model, optimizer, 4)
-    factor = reducer._rescale.factor
+    factor = reducer._scale.factor("weight")
     assert isinstance(factor, Tensor)
     assert factor.dim() == 0
     assert 0 < factor < 0.5
@@ -71,7 +58,7 @@ def test_it_matters(kind: Any, options: Any, monkeypatch: pytest.MonkeyPatch) ->
     model, optimizer = make(kind, options)
     twin, stepper = make_like(model, optimizer)
     _, with_factor = clipped(twin, stepper, 4)
-    monkeypatch.setattr("primum.rescale.Rescale.factor", None)
+    monkeypatch.setattr(MeasuredScale, "factor", lambda *_: 1.0)
     _, without = clipped(model, optimizer, 4)
     assert torch.equal(with_factor[0], without[0])  # nothing has been measured yet
     assert any((a - b).abs().max() > 1e-3 for a, b in zip(with_factor, without, strict=True))
@@ -93,7 +80,7 @@ class TestDiscarded:
         model, optimizer = make(optim.AdamW, ADAMW, bias=bias)
         reducer = primum.attach(model, optimizer)
         if on_device:
-            never_read(monkeypatch)
+            pretend_device(monkeypatch)
         true = 1.0
         for number in range(4):
             inputs, labels = batch(number, 24)
@@ -108,9 +95,7 @@ class TestDiscarded:
                 norm = nn.utils.clip_grad_norm_(model.parameters(), limit)
                 true = float(limit / norm)
             optimizer.step()
-            measured = reducer._rescale.measured
-            assert measured is not None
-            assert float(measured) == pytest.approx(true, rel=1e-5)
+            assert float(reducer._scale.factor("weight")) == pytest.approx(true, rel=1e-5)
         assert report_of(reducer).discarded == 1
 
 

@@ -3,7 +3,6 @@
 import copy
 import gc
 import pickle
-import warnings
 import weakref
 
 import pytest
@@ -15,13 +14,10 @@ from torch.optim.optimizer import _global_optimizer_post_hooks
 import primum
 from loops import SGD, batch, make, report_of, train
 from primum.guards.steps import Steps
-from primum.guards.watchers import Monitor
+from primum.guards.watchers import Stopwatch
+from primum.kernel.head import Plain
 
 BYPASSED = pytest.warns(RuntimeWarning, match=r"bypassed.*torch\.compiler\.reset.*call the head")
-
-
-def monitor_of(model: nn.Module, head: nn.Linear, optimizer: optim.Optimizer) -> Monitor:
-    return Monitor(model, head, "head", optimizer, lambda *_: None)
 
 
 class Uncalled(nn.Module):
@@ -92,7 +88,7 @@ def test_an_optimizer_without_hooks() -> None:
         assert report_of(reducer).extra_weights.max() > 0.01
 
 
-def test_steps_of_a_head_that_has_changed_or_gone() -> None:
+def test_steps_of_a_head_that_has_changed() -> None:
     model, optimizer = make()
     primum.attach(model, optimizer)
     nn.utils.parametrizations.weight_norm(model[2])
@@ -102,12 +98,6 @@ def test_steps_of_a_head_that_has_changed_or_gone() -> None:
         optimizer.step()  # and does not ask a computed weight for its gradient
     with pytest.warns(RuntimeWarning, match="its weight is now computed from other parameters"):
         optimizer.step()
-    monitor = monitor_of(model, nn.Linear(3, 2), optimizer)  # a head that is gone
-    optimizer.step()
-    assert monitor.steps == 1
-    monitor.remove()
-    optimizer.step()
-    assert monitor.steps == 1
 
 
 def test_removed() -> None:
@@ -120,33 +110,42 @@ def test_removed() -> None:
 def test_overtaken_only_time_after_time() -> None:
     head = nn.Linear(3, 2)
     optimizer = optim.SGD(head.parameters(), lr=0.1)
-    watch = monitor_of(head, head, optimizer)
+    reducer = primum.attach(head, optimizer)
+
+    def overtaken() -> bool:
+        try:
+            reducer._watch.before_solving(False)
+        except Plain:
+            return True
+        return False
 
     def ours() -> None:
-        head(torch.randn(4, 3)).sum().backward()
-        watch.passes += 1
+        reducer._engine.passes += 1
         optimizer.step()
+
+    with reducer.paused():
+        head(torch.randn(4, 3)).sum().backward()
 
     def theirs() -> None:
         with torch.no_grad():
             head.weight.add_(1)
 
-    assert not watch.overtaken()
+    assert not overtaken()
     theirs()  # a checkpoint is loaded
-    assert not watch.overtaken()
+    assert not overtaken()
     ours()
-    assert not watch.overtaken()
-    assert not watch.overtaken()  # gradients are accumulated: nobody moves
+    assert not overtaken()
+    assert not overtaken()  # gradients are accumulated: nobody moves
     theirs()
-    assert not watch.overtaken()
+    assert not overtaken()
     theirs()
-    assert watch.overtaken()
-    assert watch.overtaken()
+    assert overtaken()
+    assert overtaken()
     ours()
-    assert not watch.overtaken()
+    assert not overtaken()
     ours()
     theirs()  # weights are clipped after each step
-    assert not watch.overtaken()
+    assert not overtaken()
 
 
 @pytest.mark.parametrize("foreach", [True, False])
@@ -171,12 +170,13 @@ def test_accumulation_schedulers_and_checkpoints_are_no_trouble(foreach: bool) -
 def test_the_optimizer_is_left_as_it_was() -> None:
     """It has no hook of ours, in copies and pickles neither; it does not keep us alive."""
     model, optimizer = make()
-    monitor = monitor_of(model, model[2], optimizer)
+    reducer = primum.attach(model, optimizer)
     assert not optimizer._optimizer_step_post_hooks
     assert not copy.deepcopy(optimizer)._optimizer_step_post_hooks
     assert b"primum" not in pickle.dumps(optimizer)
-    ref = weakref.ref(monitor)
-    del monitor
+    train(model, optimizer, 1)
+    ref = weakref.ref(reducer)
+    del model, reducer
     assert ref() is None
     optimizer.step()  # a hook that has nothing to call
 
@@ -189,37 +189,13 @@ def test_one_hook_for_the_process_however_many_there_are() -> None:
     everyone = len(_global_optimizer_post_hooks)
     for _ in range(5):
         model, optimizer = make()
-        monitor = monitor_of(model, model[2], optimizer)
+        reducer = primum.attach(model, optimizer)
+        train(model, optimizer, 1)
     assert len(_global_optimizer_post_hooks) == everyone + 1
     assert len(Steps._all) == 1
-    monitor.remove()
+    reducer.remove()
     assert len(_global_optimizer_post_hooks) == everyone
     assert not Steps._all
-
-
-def test_counts_and_warns_once_by_kind() -> None:
-    model, optimizer = make()
-    monitor = monitor_of(model, model[2], optimizer)
-    with pytest.warns(RuntimeWarning, match="primum: fell back to plain gradients: the first"):
-        monitor.fall_back("one", "the first")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        monitor.fall_back("one", "another of that kind")
-        monitor.not_finite(torch.tensor(1.0))
-    with pytest.warns(RuntimeWarning, match="values were not finite"):
-        monitor.not_finite(torch.tensor(torch.inf))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        monitor.not_finite(torch.tensor(torch.inf))
-    assert monitor.fallbacks.value == 4
-
-
-def test_loaded_counts_are_known() -> None:
-    model, optimizer = make()
-    monitor = monitor_of(model, model[2], optimizer)
-    monitor.fallbacks.load(torch.tensor(3))
-    monitor.not_finite(torch.tensor(1.0))  # a warning would be an error here
-    assert monitor.fallbacks.value == 3
 
 
 class TestIdle:
@@ -329,16 +305,16 @@ class TestDiscarded:
 class TestTime:
     def steps(self, monkeypatch: pytest.MonkeyPatch, share: float) -> None:
         model, optimizer = make()
-        monitor = monitor_of(model, model[2], optimizer)
-        clock = iter(range(10**6))
-        monkeypatch.setattr("primum.monitor.time.perf_counter", lambda: float(next(clock)))
-        for p in model.parameters():
-            p.grad = torch.zeros_like(p)
+        reducer = primum.attach(model, optimizer)
+        train(model, optimizer, 1)
+        now, stopwatch = 0.0, Stopwatch(reducer._engine)
+        monkeypatch.setattr("primum.guards.watchers.time.perf_counter", lambda: now)
         for _ in range(110):
-            monitor.passes += 1
-            monitor.weighted(torch.tensor(1.0), torch.ones(2))
-            monitor.spend(share)  # of a second between steps
-            optimizer.step()
+            stopwatch.on_arrival(torch.ones(1), False)
+            now += share  # of a second between steps
+            stopwatch.on_solution(report_of(reducer))
+            now += 1 - share
+            stopwatch.after_step(True)
 
     def test_a_share_above_a_fifth_is_said_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.warns(UserWarning, match="takes 30% of the step time") as caught:

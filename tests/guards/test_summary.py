@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 import primum
+from primum.guards.summary import RECENT
 
 
 def train(steps: int, *, radius: float = 0.2, observe: bool = False) -> primum.Reducer:
@@ -31,8 +34,8 @@ def test_five_lines_with_the_means_of_the_last_reports(capsys: pytest.CaptureFix
     assert len(lines) == 5
     assert "head='2' (16 -> 3)" in lines[0]
     assert "SGD" in lines[0]
-    reports = list(reducer._recent)
-    assert len(reports) == 10
+    reports = list(reducer._recent.reports)
+    assert len(reports) == RECENT
     before = torch.stack([report.harmed_before for report in reports]).mean()
     weight = torch.stack([report.mean_extra_weight for report in reports]).mean()
     assert f"{before:.1%} without weights, " in lines[1]
@@ -55,7 +58,7 @@ def test_radius_zero_and_observe_are_named() -> None:
 
 def test_the_time_that_observing_adds() -> None:
     reducer = train(12, observe=True)
-    each, share = reducer._monitor.time_spent()
+    each, share = reducer._stopwatch.per_step()
     assert each
     assert f"time added: {1e3 * each:.2f} ms per step, {share:.1%}" in reducer.summary_text()
 
@@ -63,18 +66,18 @@ def test_the_time_that_observing_adds() -> None:
 def test_fallbacks_with_their_reasons() -> None:
     reducer = train(3)
     model = reducer.kept  # type: ignore[attr-defined]
-    model.eval()
+    del reducer.optimizer.param_groups[0]["params"][-2:]
     losses = [cross_entropy(model(torch.randn(4, 8)), torch.randint(3, (4,))) for _ in range(2)]
-    with pytest.warns(RuntimeWarning, match="eval mode"):
-        losses[0].backward()
-    losses[1].backward()
+    for number, loss in enumerate(losses):
+        with pytest.warns(RuntimeWarning, match="holds") if number == 0 else nullcontext():
+            loss.backward()
     text = reducer.summary_text()
-    assert "plain gradients: 2 in 3 optimizer steps: the head ran in eval mode" in text
+    assert "plain gradients: 2 in 3 optimizer steps: the optimizer no longer holds" in text
     assert "(2)" in text
 
 
 def test_removed_it_holds_no_reports() -> None:
     reducer = train(3)
     reducer.remove()
-    assert not reducer._recent
+    assert not reducer._recent.reports
     assert "removed" in reducer.summary_text()

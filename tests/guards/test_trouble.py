@@ -91,7 +91,7 @@ class TestTrouble:
         inputs, labels = batch(0, 24)
         expected = self.plain(model, lambda net: F.cross_entropy(net(inputs), labels))
         with monkeypatch.context() as patch:
-            patch.setattr("primum.recipe.solve", broken)
+            patch.setattr("primum.kernel.recipe.solve", broken)
             with pytest.warns(RuntimeWarning, match="Broken: no luck today") as caught:
                 F.cross_entropy(model(inputs), labels).backward()
             assert len(caught) == 1
@@ -116,7 +116,7 @@ class TestTrouble:
     ) -> None:
         model, optimizer = make()
         primum.attach(model, optimizer)
-        monkeypatch.setattr("primum.recipe.solve", None)
+        monkeypatch.setattr("primum.kernel.recipe.solve", None)
         with pytest.warns(RuntimeWarning, match="TypeError"):
             train(model, optimizer, 2)
         monkeypatch.undo()
@@ -191,28 +191,8 @@ class TestTrouble:
         train(model, optimizer, 1)
         assert report_of(reducer).fallbacks == 0
 
-    def test_eval_mode(self) -> None:
-        model, optimizer = make()
-        reducer = primum.attach(model, optimizer)
-        model.eval()
-        inputs, labels = batch(0, 24)
-        F.cross_entropy(model(inputs), labels)  # evaluation that forgot no_grad: not a word
-        expected = self.plain(model, lambda net: F.cross_entropy(net(inputs), labels))
-        with pytest.warns(RuntimeWarning, match=r"eval mode; call model\.train\(\)") as caught:
-            F.cross_entropy(model(inputs), labels).backward()
-        assert len(caught) == 1
-        self.assert_equal(gradients(model), expected)
-        assert report_of(reducer).fallbacks == 1
-        assert not report_of(reducer).applied
-        assert "eval" in report_of(reducer).reason
-        F.cross_entropy(model(inputs), labels).backward()
-        assert report_of(reducer).fallbacks == 2
-        model.train()
-        train(model, optimizer, 1)
-        assert report_of(reducer).applied
-
     def test_head_frozen_for_a_pass_is_skipped(self) -> None:
-        """That pass trains something else; if none ever trains the head, see test_monitor.py."""
+        """That pass trains something else; if none ever trains the head, see test_steps.py."""
         model, optimizer = make()
         reducer = primum.attach(model, optimizer)
         train(model, optimizer, 2)

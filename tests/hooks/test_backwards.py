@@ -2,7 +2,6 @@
 
 import copy
 import threading
-from typing import Any
 
 import pytest
 import torch

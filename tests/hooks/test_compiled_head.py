@@ -1,4 +1,4 @@
-"""The head in graphs that torch.compile makes: a graph break is acceptable, a silent no-op is not."""
+"""Graphs that torch.compile makes: a graph break is acceptable, a silent no-op is not."""
 
 import copy
 import warnings

@@ -134,9 +134,7 @@ class TestBlocks:
         stir(owners["weight"])
         answers = []
         for in_blocks in (False, True):
-            monkeypatch.setattr(
-                Builder, "_goes_in_blocks", lambda *args, value=in_blocks: value
-            )
+            monkeypatch.setattr(Builder, "_goes_in_blocks", lambda *args, value=in_blocks: value)
             with torch.no_grad():
                 problem = Builder().build(Head(head, owners), captured(shape), Primum())
                 solution = Primum()(problem)

@@ -19,10 +19,13 @@ from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import primum
-import primum.kernel.builder
-from primum import Problem, Solution, sketch, solve
+from primum import Primum, Problem, Solution, solve
+from primum.guards import gradient_scale
+from primum.kernel import builder, gram, scalars
+from primum.kernel import solver as solving
 from primum.kernel.gram import MatrixFree
 from primum.kernel.optimizers.predict import Update
+from primum.tokens import sketch
 
 ROUTES = {"dense": MatrixFree.dense, "matrix-free": lambda gram: gram}
 OPTIMIZERS: dict[str, Callable[..., optim.Optimizer]] = {
@@ -74,17 +77,18 @@ def operations(
     torch.manual_seed(0)
     head = nn.Linear(64, outputs)
     optimizer = OPTIMIZERS[kind](head.parameters())
-    reducer = primum.attach(head, optimizer, max_iters=max_iters, **how)
-    inside = reducer._on_gradient
+    reducer = primum.attach(head, optimizer, recipe=Primum(max_iters=max_iters), **how)
+    engine = reducer._engine
+    inside = engine.reweight
     counts = []
 
-    def counted(*args: Any) -> Tensor | None:
+    def counted(*args: Any) -> list[Tensor] | None:
         with Count() as count:
             result = inside(*args)
         counts.append(count.names)
         return result
 
-    reducer._on_gradient = counted  # type: ignore[method-assign]
+    engine.reweight = counted  # type: ignore[method-assign, assignment]
     for _ in range(3):
         logits, labels = head(torch.randn(*shape, 64)), torch.randint(outputs, shape)
         optimizer.zero_grad()
@@ -98,9 +102,10 @@ def operations(
 
 def force(route: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """That form of the operator, and what is done where a look at a value would wait."""
-    monkeypatch.setattr(primum.pipeline, "choose", lambda gram, products: ROUTES[route](gram))
-    for name in ("solve", "rescale"):
-        monkeypatch.setattr(sys.modules[f"primum.{name}"], "on_host", lambda value: False)
+    for module in (builder, sketch):
+        monkeypatch.setattr(module, "choose_form", lambda gram, products: ROUTES[route](gram))
+    for module in (solving, scalars, gradient_scale, gram):
+        monkeypatch.setattr(module, "on_host", lambda value: False)
 
 
 # --- nothing waits, few operations ----------------------------------------------------------------
@@ -131,7 +136,7 @@ def test_no_host_sync(kind, route, shape, monkeypatch):
 def test_no_host_sync_when_approximated(kind, monkeypatch):
     """Per token, with more outputs than columns of the sketch; iterations cost what they did."""
     force("matrix-free", monkeypatch)
-    monkeypatch.setattr("primum.sketch.FEW", 0)
+    monkeypatch.setattr(sketch, "FEW", 0)
     sketched: dict[str, Any] = {"shape": (16, 40), "outputs": 2000, "per": "token"}
     names = operations(kind, **sketched)
     assert not set(names) & SYNCS
@@ -169,7 +174,7 @@ def phantom_step(
             optimizer: optim.Optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         else:
             optimizer = optim.AdamW(model.parameters(), capturable=capturable)
-        reducer = primum.attach(model, optimizer, max_iters=3, per=per)
+        reducer = primum.attach(model, optimizer, recipe=Primum(max_iters=3), per=per)
         for number in range(2):
             inputs = torch.randn(*shape, 6, device=device)
             labels = torch.randint(outputs, shape, device=device)
@@ -237,7 +242,7 @@ def problem_of(route: str, elementwise: bool, seed: int) -> Problem:
     step = torch.randn(5, 9, generator=rng)
     gain = torch.rand(5, 9, generator=rng) + 0.1 if elementwise else 1.0
     head = MatrixFree(x, g * 10.0**-seed, gain)
-    reach = 0.1 * (seed + 1) * Update(step, gain, 1.0).size("gain")
+    reach = 0.1 * (seed + 1) * Update(step, gain, 1.0).norm("gain")
     return Problem(ROUTES[route](head), head.along(step), reach)
 
 

@@ -62,9 +62,7 @@ def test_attach_with_a_bad_setting_leaves_nothing_behind() -> None:
 
 def test_numbers_of_numpy_are_numbers() -> None:
     model, optimizer = make()
-    recipe = Primum(
-        radius=np.float32(0.2), max_extra_weight=np.float64(2), max_iters=np.int64(20)
-    )
+    recipe = Primum(radius=np.float32(0.2), max_extra_weight=np.float64(2), max_iters=np.int64(20))
     reducer = primum.attach(model, optimizer, recipe=recipe)
     train(model, optimizer, 1)
     assert report_of(reducer).fallbacks == 0

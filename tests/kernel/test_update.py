@@ -274,7 +274,7 @@ def test_both_paths_agree_in_gain_too(cls, monkeypatch):
         grad = gradient(param)
         host = predict(optimizer, param, grad)
         with monkeypatch.context() as patch:
-            patch.setattr(rules, "on_host", lambda value: False)
+            patch.setattr(scalars, "on_host", lambda value: False)
             device = predict(optimizer, param, grad)
         torch.testing.assert_close(
             as_tensor(host.gain).expand(SHAPE),
@@ -883,7 +883,9 @@ def test_dry_run_does_not_copy_or_touch_other_parameters():
     before = big.detach().clone()
     predict(optimizer, param, torch.ones(SHAPE))
     probe, clone = dry_runs.probe_of(
-        rules.OptimizerView(optimizer, optimizer.param_groups[1], {}, param, param), torch.ones(SHAPE), LR
+        rules.OptimizerView(optimizer, optimizer.param_groups[1], {}, param, param),
+        torch.ones(SHAPE),
+        LR,
     )
     assert torch.equal(big, before)
     assert probe.everything["all"][1] is clone

@@ -413,9 +413,7 @@ def test_few_operations_and_no_sync(kind, most):
 def test_apart_only_where_it_must_be(monkeypatch):
     calls = []
     one = predictions.predict_part
-    monkeypatch.setattr(
-        predictions, "predict_part", lambda *args: calls.append(1) or one(*args)
-    )
+    monkeypatch.setattr(predictions, "predict_part", lambda *args: calls.append(1) or one(*args))
     head, owners = together("AdamW")
     predicted(head, owners, gradient(head))
     assert len(calls) == 1

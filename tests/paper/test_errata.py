@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_digits
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.optim import AdamW
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from types import ModuleType
 
 import pytest
-from torch import Tensor, nn
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn, optim
 
+import primum
 from primum.setup.bypass import bypassed, fusing_package, looked_after
 
 
@@ -75,3 +79,57 @@ def test_through_wrappers() -> None:
     fused = functools.wraps(Language.forward)(of_package("trl.trainer.utils"))
     model.forward = functools.wraps(fused)(lambda *args: fused(*args))
     assert fusing_package(nn.Sequential(model)) == "trl"
+
+
+def test_real_liger() -> None:
+    """With the real package, which imports without a GPU but does not run."""
+    liger = pytest.importorskip("liger_kernel.transformers")
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=50,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=24,
+    )
+    for fuses in (True, False):
+        model = transformers.LlamaForCausalLM(config)
+        liger._apply_liger_kernel_to_instance(model=model, fused_linear_cross_entropy=fuses)
+        assert fusing_package(model) == ("liger_kernel" if fuses else "")
+
+
+@pytest.mark.parametrize("attach", [primum.attach, primum.observe])
+def test_said_when_attaching(attach: Callable[..., primum.Reducer]) -> None:
+    model = Language("trl.trainer.utils")
+    with pytest.warns(RuntimeWarning, match="trl replaced the model's forward"):
+        attach(model, optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_a_function_in_the_models_own_code_is_noticed_after_two_steps() -> None:
+    model = Language()
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    primum.attach(model, optimizer)
+    inputs, targets = torch.randn(8, 4), torch.randint(5, (8,))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        F.cross_entropy(F.linear(inputs, model.lm_head.weight), targets).backward()
+        optimizer.step()
+
+    step()
+    with pytest.warns(RuntimeWarning, match=r"bypassed.*, call the head instead"):
+        step()
+
+
+def test_a_loss_in_chunks_weighs_each_call_by_itself() -> None:
+    model = Language()
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    reducer = primum.attach(model, optimizer)
+    inputs, targets = torch.randn(32, 4), torch.randint(5, (32,))
+    parts = zip(inputs.chunk(4), targets.chunk(4), strict=True)
+    loss = sum(F.cross_entropy(model(x), y, reduction="sum") for x, y in parts) / 32
+    with pytest.warns(RuntimeWarning, match=r"more than once.*once for all samples"):
+        loss.backward()
+    assert reducer.last is not None
+    assert reducer.last.applied
+    assert len(reducer.last.extra_weights) == 8

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import re
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -82,6 +83,7 @@ def _ids(attached: Attached) -> dict[int, Any]:
 def tensors(output: Any) -> list[Tensor]:
     if isinstance(output, Tensor):
         return [output]
+    output = vars(output) if isinstance(output, SimpleNamespace) else output
     held = output.values() if isinstance(output, dict) else output
     return [tensor for each in held for tensor in tensors(each)]
 
@@ -132,6 +134,7 @@ WEIGHTED: dict[str, tuple[Finish | None, tuple[int, ...]]] = {
     "with features": (lambda z, x: (z, x, 2 * x.detach()), (B,)),
     "with what is made of features": (lambda z, x: {"hidden": [x, 2 * x], "logits": z}, (B,)),
     "with a loss": (lambda z, _: {"loss": z.square().mean(), "logits": z}, (B,)),
+    "a dataclass": (lambda z, _: SimpleNamespace(logits=z), (B,)),
     "a loss alone": (lambda z, _: z.square().mean(), (B,)),
     "tokens": (lambda z, _: z.log_softmax(-1), (B, T)),
     "tokens, flattened": (lambda z, _: 2 * z.flatten(0, 1), (B, T)),
@@ -200,24 +203,26 @@ def test_a_second_layer_beside_a_loss_inside(uses: bool) -> None:
     assert bool(attached.check.trouble) is uses
 
 
-@pytest.mark.parametrize("finish", ["sum", "gate", "temperature"])
+@pytest.mark.parametrize("finish", ["sum", "gate"])
 def test_parameters_beside_the_head(finish: str) -> None:
     model = net()
     model.finish = {
         "sum": lambda z, x: z + model.other(x),
         "gate": lambda z, x: z.sigmoid() * model.other(x),
-        "temperature": lambda z, _: z * model.scale[0],
     }[finish]
     attached = Attached(model)
     with pytest.warns(RuntimeWarning, match="is only part of the model's output"):
         assert attached.outcome(used(model(inputs()))) == attached.check.trouble
 
 
-def test_a_scalar_beside_the_head_is_fine() -> None:
+@pytest.mark.parametrize("finish", ["scalar", "temperature"])
+def test_what_leaves_rows_apart_is_fine(finish: str) -> None:
     model = net()
-    model.finish = lambda z, x: (z, model.other(x).square().mean() + z.mean())
-    attached = Attached(model)
-    assert attached.outcome(used(model(inputs()))) == "weighted"
+    model.finish = {
+        "scalar": lambda z, x: (z, model.other(x).square().mean() + z.mean()),
+        "temperature": lambda z, _: z * model.scale[0],
+    }[finish]
+    assert Attached(model).outcome(used(model(inputs()))) == "weighted"
 
 
 def test_a_head_that_does_not_reach_the_output() -> None:

@@ -30,7 +30,9 @@ class SeenHead:
     batch: HeadBatch
 
     def weights(self, recipe: Recipe) -> Tensor:
-        """The extra weights computed by a recipe. [B]."""
+        """The extra weights computed by a recipe; zero for one sample alone. [B]."""
+        if len(self.batch.inputs) < 2:
+            return self.batch.inputs.new_zeros(len(self.batch.inputs))
         return recipe(Builder().build(self.head, self.batch, recipe)).extra_weights
 
     def measure(self) -> tuple[MatrixFree, Tensor]:

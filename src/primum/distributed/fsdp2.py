@@ -124,7 +124,8 @@ class HeadShard(Head):
     @property
     def holds_gradients(self) -> bool:
         """Whether gradients wait on this rank for a reduction, as under `no_sync`."""
-        return bool(self._unreduced())
+        partly = any(partly_reduced(group) for _, group in self._records.values())
+        return partly or bool(self._unreduced())
 
     def parts(self) -> dict[str, Part]:
         """The local rows, with stand-ins for the optimizers, whose states are local."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -66,13 +67,12 @@ class MeasuredScale(Observer):
     @torch.no_grad()
     def _note(self) -> None:
         """A backward pass is over; `torch.autograd.grad` has left `.grad` as it was."""
-        grads = self._head.grads() if self._head.alive else {}
-        now = _marks(grads)
-        self._left = {} if now == self._before else self._vectors(grads)
-        unscale = None
-        for part, vector in self._left.items():
-            unscale = self.unscale(vector) if unscale is None else unscale
-            self._left[part] = vector if unscale is None else vector * unscale
+        self._left = {}
+        with suppress(Exception):  # an error of ours, or of the scaler's: nothing is measured
+            grads = self._head.grads() if self._head.alive else {}
+            left = {} if _marks(grads) == self._before else self._vectors(grads)
+            unscale = self.unscale(next(iter(left.values()))) if left else None
+            self._left = left if unscale is None else {k: v * unscale for k, v in left.items()}
 
     def _vectors(self, grads: Mapping[str, Tensor]) -> dict[str, Tensor]:
         dense = {

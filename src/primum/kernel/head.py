@@ -150,9 +150,7 @@ class Head:
     def grads(self) -> dict[str, Tensor]:
         """What is in `.grad` of the parts that an optimizer holds. On this process."""
         layer = self._layer()
-        found = {
-            part: getattr(getattr(layer, part, None), "grad", None) for part in self.optimizers
-        }
+        found = {part: getattr(registered(layer, part), "grad", None) for part in self.optimizers}
         return {part: grad for part, grad in found.items() if grad is not None}
 
     def mark_used(self) -> None:

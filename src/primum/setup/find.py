@@ -45,8 +45,8 @@ def find_head(model: nn.Module, optimizers: Collection[Optimizer] = ()) -> nn.Li
         raise ValueError(f"cannot tell which layer is the head; {listed}")
     if not _trained(head, optimizers) and listed.startswith("pass head="):
         raise ValueError(
-            "the layer that seems to be the head is frozen, or the optimizer does not hold it "
-            f"(with PEFT: list it in modules_to_save); {listed}"
+            "the layer that seems to be the head is frozen (with PEFT: list it in modules_to_save) "
+            f"or the optimizer does not hold it; pass the optimizer that trains it, or {listed}"
         )
     return head
 

@@ -19,7 +19,7 @@ def test_overhead(tmp_path, capsys):
     assert len(content["results"]) + len(content["missing"]) == 4
     assert content["results"]
     for result in content["results"]:
-        assert result["route"] in ("dense", "matrix-free")
+        assert result["route"] in ("dense", "matrix-free", "none")  # none where nobody is harmed
         assert result["ratio_low"] <= result["ratio"] <= result["ratio_high"]
         assert result["attached_peak_bytes"] >= result["plain_peak_bytes"] > 0
         # The hooks of the stopwatch still enclose primum's, whose solver runs for longer than this.
