@@ -53,7 +53,7 @@ def fit(
 
     from primum.integrations.transformers import PrimumCallback
 
-    class Watch(TrainerCallback):  # type: ignore[misc]
+    class Watch(TrainerCallback):
         def on_train_begin(self, *_: Any, **kwargs: Any) -> None:
             run.watch(kwargs["optimizer"])
 
@@ -81,7 +81,7 @@ def _printer() -> Any:
 def bert(size: int) -> nn.Module:
     from transformers import BertConfig, BertForSequenceClassification
 
-    config = BertConfig(
+    config = BertConfig(  # type: ignore[call-arg]
         vocab_size=size, hidden_size=64, num_hidden_layers=2, num_attention_heads=4,
         intermediate_size=128, max_position_embeddings=LENGTH, num_labels=TOPICS,
     )  # fmt: skip
@@ -162,7 +162,7 @@ def lightning(run: Run) -> float:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     steps = run.few(150)
 
-    class Digits(pl.LightningModule):  # type: ignore[misc]
+    class Digits(pl.LightningModule):
         def __init__(self) -> None:
             super().__init__()
             self.net = Mnist(data.train.shape[1], data.train.shape[-1])
@@ -170,7 +170,7 @@ def lightning(run: Run) -> float:
         def training_step(self, batch: list[Tensor], _: int) -> Tensor:
             return F.nll_loss(self.net(batch[0]), batch[1])
 
-        def configure_optimizers(self) -> dict[str, Any]:
+        def configure_optimizers(self) -> Any:
             optimizer = optim.AdamW(self.parameters(), lr=1e-3)
             run.watch(optimizer)
             schedule = optim.lr_scheduler.OneCycleLR(optimizer, 5e-3, total_steps=steps + 1)

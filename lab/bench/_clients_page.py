@@ -6,7 +6,8 @@ import re
 from statistics import fmean, stdev
 from typing import Any
 
-from lab.bench._common import describe, markdown_table
+from lab.bench._common import describe
+from lab.text_tables import markdown_table
 
 Row = dict[str, Any]
 

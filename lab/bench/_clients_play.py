@@ -47,7 +47,8 @@ def reinforce(run: Run) -> float:
     run.attach(policy, optimizer)
     lengths: list[int] = []
     for _ in range(run.few(150)):
-        pole, log_probs, standing = CartPole(rng), [], True
+        log_probs: list[Tensor] = []
+        pole, standing = CartPole(rng), True
         while standing and len(log_probs) < 200:
             choice = policy(torch.tensor(pole.state)).log_softmax(-1)
             action = int(torch.rand((), generator=rng) < choice[1].exp())

@@ -181,7 +181,7 @@ def _markdown(part: Part) -> str:
 def _text(part: Part) -> str:
     if isinstance(part, str):
         return part
-    return as_text(*part) if _is_table(part) else "\n".join(part)
+    return as_text(*part) if _is_table(part) else "\n".join(map(str, part))
 
 
 def as_text(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -12,7 +12,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lab.bench._common import write_text
+from lab.files import write_text
 
 NAMES = {"sgd": "SGD, group-norm CNN", "adamw": "AdamW, transformer"}
 STYLE: Any = {

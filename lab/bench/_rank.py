@@ -62,7 +62,7 @@ class Arm:
         self.steps += 1
         self.optimizer.zero_grad()
         loss = nn.functional.cross_entropy(self.model(inputs), labels)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         self.optimizer.step()
         dist.barrier()
 
@@ -70,7 +70,8 @@ class Arm:
         """Bytes of payload so far."""
         if self.reducer is None or dist.get_world_size() == 1:
             return 0
-        peers = self.reducer._engine.builder._scope._peers
+        builder: Any = self.reducer._engine.builder
+        peers = builder._scope._peers
         return 0 if peers is None else peers.bytes
 
     def held(self) -> int:

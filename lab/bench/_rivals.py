@@ -93,7 +93,7 @@ class Training:
         rows = self.rows()
         self.optimizer.zero_grad()
         loss = nn.functional.cross_entropy(self.model(self.inputs[rows]), self.labels[rows])
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         self.optimizer.step()
         self.made += 1
         if self.reducer is not None and self.reducer.last is not None:

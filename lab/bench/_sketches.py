@@ -79,8 +79,9 @@ class Known:
     def update(self, _: Tensor, batch: HeadBatch, rows: slice | None) -> Update:
         step, gain = self._update.step, self._update.gain
         some = rows or slice(None)
-        whole = not isinstance(gain, Tensor) or gain.dim() < 2 or len(gain) == 1
-        return Update(step[some], gain if whole else gain[some], self._update.lr)
+        if isinstance(gain, Tensor) and gain.dim() == 2 and len(gain) > 1:
+            gain = gain[some]
+        return Update(step[some], gain, self._update.lr)
 
 
 def product(moment: Moment, width: int) -> Gram:

@@ -37,7 +37,7 @@ RATES = {"sgd": 0.1, "adamw": 4e-3}
 def read_text(path: Path | None) -> str:
     """A text file without verse numbers; by default Python's language reference."""
     if path is None:
-        from pydoc_data.topics import topics  # type: ignore[import-untyped]
+        from pydoc_data.topics import topics
 
         return "\n".join(topics.values())
     return re.sub(r"^[1-3]?[A-Z][a-z]*\d+:\d+ ", "", path.read_text(), flags=re.MULTILINE)

@@ -110,7 +110,7 @@ def measure(scripts: Sequence[Script], options: argparse.Namespace) -> list[dict
     with tqdm(total=total, desc="runs", unit="run", dynamic_ncols=True) as bar:
         for script, seeds in jobs:
             bar.set_postfix_str(script.name)
-            arms: dict[str | None, dict[str, Any] | None] = {None: None, **script.arms}
+            arms: dict[str | None, dict[str, Any] | None] = {None: None} | {**script.arms}
             runs: dict[str | None, list[dict[str, Any]]] = {arm: [] for arm in arms}
             for seed in range(seeds):
                 order = list(arms.items())

@@ -253,17 +253,17 @@ class Arm:
         """One ordinary training step."""
         self.optimizer.zero_grad()
         loss = nn.functional.cross_entropy(self.model(self.batch), self.labels)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         self.optimizer.step()
 
     def _before(self, head: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-        output.register_hook(self._start)  # type: ignore[no-untyped-call]
+        output.register_hook(self._start)
         self.held_up.append(0.0)
         self._start()
 
     def _after(self, head: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
         self._stop()
-        output.register_hook(self._stop)  # type: ignore[no-untyped-call]
+        output.register_hook(self._stop)
 
     def _start(self, gradient: Tensor | None = None) -> None:
         self._started = self.clock()

@@ -77,7 +77,8 @@ def train(data: Digits, arm: str, seed: int, epochs: int) -> tuple[float, list[f
         for rows in torch.randperm(TRAIN_SIZE).view(-1, BATCH):
             start = process_time()
             optimizer.zero_grad()
-            F.cross_entropy(model(data.images[rows]), data.labels[rows]).backward()
+            loss = F.cross_entropy(model(data.images[rows]), data.labels[rows])
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             seconds.append(process_time() - start)
             schedule.step()
