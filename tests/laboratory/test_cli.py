@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import pytest
 
 from lab import cli
 from lab.cli import main
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize(
@@ -49,6 +52,16 @@ def test_a_missing_package_is_named(
     said = "lab inspect: the package datasets is missing; pip install 'primum[lab]'\n"
     assert capsys.readouterr().err == said
     assert list(tmp_path.iterdir()) == []
+
+
+def test_also_one_that_the_laboratory_imports_at_once() -> None:
+    code = (
+        "import runpy, sys; sys.modules['PIL'] = None; runpy.run_module('lab', run_name='__main__')"
+    )
+    words = [sys.executable, "-c", code]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "lab: the package PIL is missing; pip install 'primum[lab]'\n"
 
 
 def test_a_module_that_is_not_optional_is_a_bug() -> None:
