@@ -18,6 +18,7 @@ from lab.settings import LookSettings
 from lab.torchrun import Ranks, check_device, computes_bf16, current, joined
 from laboratory.conftest import TINY_WORDS, tiny
 
+ROOT = Path(__file__).resolve().parents[2]
 WORDS = ["compare", "--arms", "primum", "paper", "permuted", "--seeds", "1", *TINY_WORDS]
 
 
@@ -35,6 +36,7 @@ def test_two_ranks_give_the_numbers_of_one(tmp_path: Path) -> None:
     ranks = [
         subprocess.Popen(
             command,
+            cwd=ROOT,
             env=os.environ | where | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
