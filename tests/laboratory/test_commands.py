@@ -26,6 +26,7 @@ __all__ = ["own_caches", "write_parquet"]  # fixtures
 
 
 ARMS = list(ALL_ARMS)
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def main(words: list[str]) -> int:
@@ -121,8 +122,9 @@ def test_killed_twice_it_ends_as_if_undisturbed(tmp_path: Path) -> None:
 
 def _kill(words: list[str], out: Path, after: int) -> None:
     """SIGKILL once some runs are finished and another is under way."""
-    command = [sys.executable, "-m", cli.__name__, "compare", *words, "--out", str(out)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as child:
+    command = [sys.executable, "-m", "lab", "compare", *words, "--out", str(out)]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, cwd=ROOT, **quiet) as child:
         limit = monotonic() + 120
         while monotonic() < limit and child.poll() is None:
             finished = {path.stem for path in out.glob("runs/[a-z]*")}
@@ -256,7 +258,7 @@ def test_inspect_while_training(tmp_path: Path, capsys: pytest.CaptureFixture[st
     (run,) = read_runs([tmp_path])
     assert run.complete
     assert [moment["step"] for moment in run.moments] == [0, 2, 3]
-    assert run.command == f"primum {' '.join(words[:-1])} {tmp_path.name}"
+    assert run.command == f"python -m lab {' '.join(words[:-1])} {tmp_path.name}"
     assert run.environment["threads"] == "1"
     assert "<svg" in (tmp_path / "report.html").read_text()
 

@@ -7,6 +7,7 @@ things are, not what they are. The other test is for a machine with a GPU.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -108,6 +109,7 @@ def test_on_an_accelerator_without_values() -> None:
     words = ("cnn-small", "sgd")
     ran = subprocess.run(
         [sys.executable, "-W", "error::RuntimeWarning", __file__, *words],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
         timeout=120,

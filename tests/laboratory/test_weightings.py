@@ -20,7 +20,7 @@ from lab.weightings import (
 )
 from primum.kernel.gram import MatrixFree
 from primum.kernel.optimizers.predict import Update
-from primum.kernel.problem import Problem, Solution
+from primum.kernel.problem import Problem, Solution, StepProblem
 from primum.kernel.recipe import Primum, Recipe
 
 BATCH, INPUTS, OUTPUTS = 24, 5, 3
@@ -49,8 +49,8 @@ class Moment:
 
 
 def ask(recipe: Recipe, moment: Moment) -> Solution:
-    size = moment.update.size(recipe.metric)
-    return recipe(moment.head, moment.drift, size, moment.update.lr)
+    update = moment.update
+    return recipe(StepProblem(moment.head, moment.drift, update.norm(recipe.metric), update.lr))
 
 
 @pytest.fixture
