@@ -26,7 +26,7 @@ help: ## print this list
 setup: $(DEV) ## create .venv with the package and all tools
 
 demo: $(DEV) ## train with and without primum on a small task, and compare
-	$(BIN)/primum demo
+	$(BIN)/python -m lab demo
 
 test: lint types ## lint, types, then every test
 	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile
@@ -54,18 +54,18 @@ format: $(DEV) ## fix what lint can fix by itself
 	$(BIN)/python -m ruff format .
 
 bench: $(DEV) ## measure the cost of one step
-	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python -m lab.bench.overhead
 
 docs: $(DOCS) ## build the documentation into site/
-	$(BIN)/python -m primum.experiments.pages --check
+	$(BIN)/python -m lab.pages --check
 	$(BIN)/python -m mkdocs build --strict
 
 pages: $(DEV) ## update tables and plots of the README and the docs from stored results
-	$(BIN)/python -m primum.experiments.pages
+	$(BIN)/python -m lab.pages
 
 clean: ## remove .venv, caches and everything built
 	rm -rf $(VENV) site dist build htmlcov .coverage .coverage.* .mypy_cache .nox .pytest_cache .ruff_cache .hypothesis
-	find src tests benchmarks examples -type d -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+	find src lab tests examples -type d -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 # The build backend comes first, pinned, so that building the package needs no environment of its own.
 # Some systems ship Python without ensurepip: there, the system's pip puts pip into .venv.
@@ -78,7 +78,7 @@ $(BASE): constraints.txt
 	@touch $@
 
 $(DEV): $(BASE) pyproject.toml
-	$(PIP) --no-build-isolation --editable ".[dev,experiments]"
+	$(PIP) --no-build-isolation --editable ".[dev]"
 	@touch $@
 
 $(DOCS): $(DEV)

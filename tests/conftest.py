@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
@@ -46,26 +42,6 @@ def _one_thread() -> None:
 def rng() -> torch.Generator:
     """A seeded source of randomness that no other test has drawn from."""
     return torch.Generator().manual_seed(0)
-
-
-@pytest.fixture
-def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ModuleType]]:
-    """Import a benchmark by name as its own folder sees it, as `python benchmarks/...` would.
-
-    Only for one test: some modules of the tests have the same names.
-    """
-    folder = Path(__file__).resolve().parents[1] / "benchmarks"
-    own = {path.stem for path in folder.rglob("*.py")}
-
-    def loaded() -> list[str]:
-        return [name for name in sys.modules if name.partition(".")[0] in own]
-
-    kept = {name: sys.modules.pop(name) for name in loaded()}
-    monkeypatch.syspath_prepend(str(folder))
-    yield importlib.import_module
-    for name in loaded():
-        del sys.modules[name]
-    sys.modules.update(kept)
 
 
 @dataclass(frozen=True)

@@ -72,17 +72,17 @@ def test_every_erratum_is_listed_and_shown():
 
 
 @pytest.mark.parametrize(
-    "path", sorted(set(re.findall(r"(?:tests|benchmarks|docs|src)/[\w/]+\.\w+", PAGE)))
+    "path", sorted(set(re.findall(r"(?:tests|lab|docs|src)/[\w/]+\.\w+", PAGE)))
 )
 def test_every_file_exists(path):
     assert (ROOT / path).is_file()
 
 
-@pytest.mark.parametrize("command", sorted(set(re.findall(r"python (benchmarks/[^`\n]+)", PAGE))))
+@pytest.mark.parametrize("command", sorted(set(re.findall(r"python -m (lab\.bench[^`\n]+)", PAGE))))
 def test_every_command_exists_with_its_options(command):
     script, *arguments = command.split()
-    shared = (ROOT / "benchmarks" / "_common.py").read_text()  # --out and --quick
-    source = (ROOT / script).read_text() + shared
+    shared = (ROOT / "lab" / "bench" / "_common.py").read_text()  # --out and --quick
+    source = (ROOT / f"{script.replace('.', '/')}.py").read_text() + shared
     for option in arguments:
         if option.startswith("--"):
             assert f'"{option}"' in source

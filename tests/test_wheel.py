@@ -18,8 +18,8 @@ import primum
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "primum"
-# Of the tree, what an sdist holds: enough to build, lint and test. Results are in the repository.
-FOLDERS = ("src", "tests", "docs", "benchmarks", "examples", ".ci", ".github")
+# Of the tree, what an sdist holds: enough to build, lint and test.
+FOLDERS = ("src", "lab", "tests", "docs", "results", "examples", ".ci", ".github")
 SKIPPED = {"__pycache__", ".ipynb_checkpoints", ".hypothesis"}
 
 
@@ -129,16 +129,25 @@ def test_the_command_prints_its_version(environment: Path, tmp_path: Path) -> No
     assert printed == f"primum {primum.__version__}\n"
 
 
-def test_other_commands_say_what_is_missing(environment: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("command", "code", "said"),
+    [
+        ("demo", 1, "primum: demo needs scikit-learn; pip install 'primum[demo]'\n"),
+        ("compare", 2, "python -m lab compare\n"),
+    ],
+)
+def test_what_is_missing_is_said_in_a_line(
+    environment: Path, tmp_path: Path, command: str, code: int, said: str
+) -> None:
     done = subprocess.run(
-        [environment.with_name("primum"), "demo"],
+        [environment.with_name("primum"), command],
         cwd=tmp_path,
         env=clean(),
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 1
-    assert "is missing; pip install 'primum[experiments]'" in done.stderr
+    assert done.returncode == code
+    assert done.stderr.endswith(said)
     assert "Traceback" not in done.stderr
 
 

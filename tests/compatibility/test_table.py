@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "compatibility.md").read_text()
-RESULTS = (ROOT / "benchmarks" / "results" / "loops.md").read_text()
+RESULTS = (ROOT / "lab" / "bench" / "results" / "loops.md").read_text()
 HEADER = "| what | verdict | test |"
 NAMED = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 

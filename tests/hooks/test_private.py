@@ -24,7 +24,7 @@ from loops import SGD, assert_close, batch, gradients, make, make_like
 from primum.hooks import private
 
 SOURCE = Path(primum.__file__).parent
-FILES = [path for path in SOURCE.rglob("*.py") if "experiments" not in path.parts]
+FILES = list(SOURCE.rglob("*.py"))
 PRIVATE = SOURCE / "hooks" / "private.py"
 ELSEWHERE = {
     "kernel": {"_version", "_parameters", "_init_group"},  # imports no sibling; has fallbacks

@@ -119,7 +119,7 @@ def test_where_the_paper_breaks_off_nothing_changes_any_more():
 
 
 def test_answers_are_feasible_and_no_better_than_the_optimum(captured):
-    """And no worse than doing nothing; how much they attain is for `benchmarks/solvers.py`."""
+    """And no worse than doing nothing; how much they attain is for `lab/bench/solvers.py`."""
     for moment in captured:
         if moment.batch == 32:
             problem, norm = from_training(moment)

@@ -208,7 +208,7 @@ def operations(
     """Floating-point operations of the dense and of the matrix-free form. The cost model.
 
     Memory-bound operations count eight times, and each operation costs its launch, which decides
-    for small heads. `benchmarks/gram.py` times both forms over many sizes.
+    for small heads. `lab/bench/gram.py` times both forms over many sizes.
     """
     square, size = batch * batch, inputs * outputs
     if factorises and positions == 1:

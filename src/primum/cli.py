@@ -1,0 +1,62 @@
+"""The command `primum`. The code behind a command is imported when it is run."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from primum import __version__
+
+LABORATORY = ("compare", "inspect", "report", "reproduce")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words and words[0] in LABORATORY:
+        print(
+            f"primum: {words[0]} is not in the package; in a checkout of the repository: "
+            f"python -m lab {words[0]}",
+            file=sys.stderr,
+        )
+        return 2
+    arguments = parser().parse_args(words)
+    try:
+        from primum.demo import demo
+
+        return demo(arguments.seeds, arguments.epochs)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("sklearn", "scipy"):
+            raise
+        print("primum: demo needs scikit-learn; pip install 'primum[demo]'", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("\nStopped.", file=sys.stderr)
+        return 130
+
+
+def parser() -> argparse.ArgumentParser:
+    """All commands with their options."""
+    made = argparse.ArgumentParser(
+        prog="primum",
+        description="Reduce the harm an optimizer step does to samples of its own batch.",
+        epilog=f"python -m lab, in a checkout of the repository, has {', '.join(LABORATORY)}.",
+    )
+    made.add_argument("--version", action="version", version=f"primum {__version__}")
+    commands = made.add_subparsers(title="commands", required=True, metavar="command")
+    about = "train a small network with and without primum, in less than a minute"
+    demo = commands.add_parser("demo", help=about, description=f"{about.capitalize()}.")
+    demo.add_argument("--seeds", type=_count, default=5, metavar="N", help="runs per arm (5)")
+    demo.add_argument("--epochs", type=_count, default=15, metavar="N", help="per run (15)")
+    return made
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be an integer >= 1, got {text}")
+    return int(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
