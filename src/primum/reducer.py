@@ -183,7 +183,6 @@ class Reducer:
             self._on_remove.pop()()
         self._hook = lambda: None
         self._engine.last = None
-        self._recent.reports.clear()
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -43,8 +43,6 @@ def literal(figures: Figures) -> Literal:
     return Literal(gram.double(), drift.double(), reach)
 
 
-
-
 def first_adamw_step(seed: int, samples: int, shift: float) -> Figures:
     """The problem of a 64 x 10 head in its first step, float32."""
     torch.manual_seed(seed)

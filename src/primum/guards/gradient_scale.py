@@ -44,7 +44,7 @@ class MeasuredScale(Observer):
             raise TypeError(f"scaler must be a torch.amp.GradScaler, got {type(scaler).__name__}")
         self.scaler: Any = scaler
         self._head: Any = weakref.proxy(head)  # which holds this
-        self._factors: dict[str, Scalar] = {}
+        self._factors: dict[str, Any] = {}  # numbers, or 0-dim tensors of a device
         self._left: dict[str, Tensor] = {}  # by backward, in vectors, without loss scaling
         self._before: dict[str, tuple[int, int]] = {}
         self._direction: Tensor | None = None
@@ -57,7 +57,8 @@ class MeasuredScale(Observer):
         return scale.reciprocal()
 
     def factor(self, part: str) -> Scalar:
-        return self._factors.get(part, 1.0)
+        factor: Scalar = self._factors.get(part, 1.0)
+        return factor
 
     def on_arrival(self, grad: Tensor, again: bool) -> None:
         if not again:
@@ -103,33 +104,32 @@ class MeasuredScale(Observer):
         """The optimizer is about to use what is in `.grad`."""
         if not self._left:
             return
-        own = [part for part, each in self._head.optimizers.items() if each is optimizer]
+        held = [part for part, each in self._head.optimizers.items() if each is optimizer]
         grads = self._head.grads()
-        used = self._vectors({part: grads[part] for part in own if part in grads})
+        used = self._vectors({part: grads[part] for part in held if part in grads})
+        left = {part: self._left.pop(part) for part in used if part in self._left}
+        parts = [part for part in left if left[part].shape == used[part].shape]
+        if not parts:
+            return
+        sums = [each for part in parts for each in _products(left[part], used[part].to(left[part]))]
+        both, own, other = torch.stack(sums).view(-1, 3).unbind(1)
         # A fused optimizer takes the loss scaling away itself, and skips the step if it overflowed.
         scale, found_inf = getattr(optimizer, "grad_scale", None), _found_inf(optimizer)
-        for part, vector in used.items():
-            left = self._left.pop(part, None)
-            if left is None or left.shape != vector.shape:
-                continue
-            vector = vector.to(left) if scale is None else vector.to(left) / scale
-            self._keep(part, left, vector, found_inf)
-
-    def _keep(self, part: str, left: Tensor, used: Tensor, found_inf: Tensor | None) -> None:
-        both, own, other = used.dot(left), left.dot(left), used.dot(used)
-        parallel = (both > 0) & (both.square() >= PARALLEL * own * other)
-        ratio = both / own
-        ratio = torch.where((ratio - 1).abs() < SAME, 1.0, ratio)
-        known = parallel & ratio.isfinite()
+        ratio = both / own if scale is None else both / own / scale
+        known = (both >= (PARALLEL * own * other).sqrt()) & ratio.isfinite()
         if found_inf is not None:
             known = known & (found_inf.to(known.device) == 0)
-        measured = torch.where(known, ratio, self.factor(part))
-        self._factors[part] = scalar(measured) if on_host(measured) else measured
-        weight = self._factors.get("weight")
-        if part != "weight" and isinstance(weight, float):
-            own_factor = self._factors[part]
-            if not isinstance(own_factor, Tensor) and abs(own_factor - weight) < SAME * weight:
-                self._factors[part] = weight
+        ratio = torch.where((ratio - 1).abs() < SAME, 1.0, ratio)
+        if on_host(ratio):
+            found = zip(parts, ratio.tolist(), known.tolist(), strict=True)
+            self._factors |= {part: number for part, number, sure in found if sure}
+            weight, bias = (self._factors.get(part) for part in ("weight", "bias"))
+            if weight is not None and bias is not None and abs(weight - bias) < SAME * weight:
+                self._factors["bias"] = weight
+        else:
+            before = [self.factor(part) for part in parts]
+            kept = [torch.where(k, r, b) for k, r, b in zip(known, ratio, before, strict=True)]
+            self._factors |= dict(zip(parts, kept, strict=True))
 
     def state_dict(self) -> dict[str, Tensor]:
         return {
@@ -141,6 +141,10 @@ class MeasuredScale(Observer):
         device = self._head.layer.weight.device
         self._factors = {part: scalar(each.to(device, copy=True)) for part, each in state.items()}
         self._left = {}
+
+
+def _products(left: Tensor, used: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return used.dot(left), left.dot(left), used.dot(used)
 
 
 def _found_inf(optimizer: Any) -> Tensor | None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import embedding
 
 from primum.kernel.problem import Problem, Solution, plain
-from primum.kernel.scalars import Scalar, at_least, at_most, on_host, read, where
+from primum.kernel.scalars import Scalar, at_least, at_most, on_host, read
 
 SMALL, UNIT = 1e-30, 2.0**40  # A drift below the first is multiplied by the second, squared.
 
@@ -99,8 +99,9 @@ def _kept(tensor: Tensor) -> Tensor:
 
 def _ratio(one: Scalar, other: Scalar, otherwise: Scalar) -> Scalar:
     """`one / other` where that is positive."""
-    positive = other > 0
-    return where(positive, one / where(positive, other, 1.0), otherwise)
+    if isinstance(other, Tensor):
+        return torch.where(other > 0, one / other, otherwise)
+    return one / other if other > 0 else otherwise
 
 
 def _minus(vector: Tensor, other: Tensor, factor: Scalar) -> Tensor:

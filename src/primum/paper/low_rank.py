@@ -17,20 +17,26 @@ def low_rank(gain: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     PAPER: the approximation may have negative entries, so the Gram matrix computed from it need not
     be positive semi-definite.
 
+    A feature that is always zero has a gain of about 1 / eps under AdamW, which leaves no digits of
+    the others in a plain SVD, not even in float64 for the gain's square. So it goes through a QR
+    decomposition with the columns in descending order, which keeps the digits of small ones.
+
     A non-finite gain, on which LAPACK would raise an error, gives zeros.
 
     Shapes: gain [d_out, d_in] -> [r, d_out], [r, d_in].
     """
     gain = torch.where(gain.isfinite().all(), gain, 0.0)
-    u, s, vh = torch.linalg.svd(gain, full_matrices=False)  # SYNC: convergence flag, like eigvalsh
-    return (u[:, :rank] * s[:rank]).t(), vh[:rank]
+    order = gain.norm(dim=0).argsort(descending=True)
+    q, r = torch.linalg.qr(gain.index_select(1, order))
+    u, s, vh = torch.linalg.svd(r, full_matrices=False)  # SYNC: convergence flag, like eigvalsh
+    right = torch.zeros_like(vh).index_copy(1, order, vh)
+    return (q @ u[:, :rank] * s[:rank]).t(), right[:rank]
 
 
 def weighted_gram(features: Tensor, output_gradients: Tensor, gain: Tensor, rank: int) -> Tensor:
     """`sum_k (x diag(v_k) x') * (g diag(s_k u_k) g')` (paper, Pseudocode 2). [B, B].
 
-    In float64: a feature that is always zero has a gain of about 1 / eps under AdamW, whose square
-    leaves no digits of the others in a float32 SVD.
+    In float64, see `low_rank`.
 
     Shapes: features [B, d_in], output_gradients [B, d_out], gain [d_out, d_in].
     """
