@@ -64,6 +64,14 @@ def test_the_core_needs_torch_alone(name: str) -> None:
         assert top != "primum" or rest.split(".")[0] not in LATER, full
 
 
+def test_nothing_imports_the_laboratory() -> None:
+    """Or tests, benchmarks and the like, none of which are in the wheel."""
+    for path in SOURCE.rglob("*.py"):
+        name = path.relative_to(SOURCE).as_posix()
+        tops = {full.partition(".")[0] for full in imported(name)}
+        assert not tops & {"lab", "laboratory", "examples"}, name
+
+
 def test_importing_it_imports_torch_alone() -> None:
     """Of third-party packages, only what torch itself brings along."""
     script = """
