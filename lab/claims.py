@@ -60,7 +60,7 @@ class Table:
     cells: tuple[Cell, ...]
 
 
-# Figure 1, for each network. "an average error of around 0.5 or less" (paper, Sec. 4.1).
+# Figure 1, for each network. "an average error of around 0.5 or less" (paper, Sec. 4.3).
 HEAD_ERROR = Statement("error of the last layer's matrix", "around 0.5 or less", most=0.55)
 ERROR_FALLS = Statement("the error falls as earlier layers are added", "rapidly", least=1e-9)
 POSITIVE = Statement("steps whose REOR is positive", "the majority", least=0.5 + 1e-9)

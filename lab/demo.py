@@ -113,7 +113,7 @@ def write(
     notes = [*NOTES, f"It took {seconds:.0f} s. The data are in results.json."]
     page = render(
         records,
-        title="Does a step without harm help?",
+        title="primum against plain training",
         introduction=[INTRODUCTION],
         notes=notes,
     )

@@ -9,7 +9,7 @@ PACKAGES = (
     *("PIL", "datasets", "jinja2", "matplotlib", "numpy", "pandas", "scipy"),
     *("sklearn", "tensorboard", "torchjd", "tqdm"),
 )
-INSTALL = "pip install 'primum[lab]'"
+INSTALL = "pip install '.[lab]'"
 
 
 class UserError(ValueError):

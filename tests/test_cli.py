@@ -46,7 +46,7 @@ def test_without_scikit_learn_one_line_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
     assert main(["demo"]) == 1
-    said = "primum: demo needs scikit-learn; pip install 'primum[demo]'\n"
+    said = "primum: demo needs scikit-learn; in a clone of the repository: pip install '.[demo]'\n"
     assert capsys.readouterr().err == said
 
 

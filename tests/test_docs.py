@@ -12,6 +12,11 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 OTHERS = [ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+# Installed by name, or a package that the first cell of a notebook installs.
+RELEASED = re.compile(
+    r"""(?:pip install|uv add)(?: +-\S+)* +["']?primum\b(?!/)|primum\[\w+"""
+    r"""|\\"primum\\": *\\"primum\\\""""
+)
 SMALL = {"nanogpt.py": ["--steps", "4", "--width", "16", "--depth", "1"]}  # minutes otherwise
 
 
@@ -39,6 +44,29 @@ def test_examples_run(example, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [str(example), *SMALL.get(example.name, [])])
     runpy.run_path(str(example), run_name="__main__")
     assert capsys.readouterr().out
+
+
+def test_no_page_promises_a_release():
+    """No registry has primum: whoever takes the name there would be installed."""
+    code = [path for folder in ("src", "lab", "examples") for path in (ROOT / folder).rglob("*.py")]
+    notebooks = (ROOT / "examples" / "notebooks").glob("*.ipynb")
+    for path in [*PAGES, *OTHERS, *code, *notebooks]:
+        promised = RELEASED.findall(path.read_text())
+        assert not promised, f"{path.relative_to(ROOT)}: {promised}"
+
+
+@pytest.mark.parametrize(
+    ("text", "promises"),
+    [
+        ("pip install primum", True),
+        ("pip install --quiet 'primum[lab]'", True),
+        (r"\"primum\": \"primum\"", True),  # as in a notebook's JSON
+        ('pip install ".[lab]"', False),
+        ("`pip install .` in a clone; primum needs torch", False),
+    ],
+)
+def test_what_promises_a_release(text, promises):
+    assert bool(RELEASED.search(text)) == promises
 
 
 def prose(page: Path) -> str:

@@ -132,7 +132,7 @@ def test_the_command_prints_its_version(environment: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("command", "code", "said"),
     [
-        ("demo", 1, "primum: demo needs scikit-learn; pip install 'primum[demo]'\n"),
+        ("demo", 1, "in a clone of the repository: pip install '.[demo]'\n"),
         ("compare", 2, "python -m lab compare\n"),
     ],
 )

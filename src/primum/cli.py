@@ -29,7 +29,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("sklearn", "scipy"):
             raise
-        print("primum: demo needs scikit-learn; pip install 'primum[demo]'", file=sys.stderr)
+        print(
+            "primum: demo needs scikit-learn; in a clone of the repository: pip install '.[demo]'",
+            file=sys.stderr,
+        )
         return 1
     except KeyboardInterrupt:
         print("\nStopped.", file=sys.stderr)

@@ -49,7 +49,7 @@ def test_a_missing_package_is_named(
 ) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     assert main(["inspect", "--data", "cifar10", "--out", str(tmp_path)]) == 1
-    said = "lab inspect: the package datasets is missing; pip install 'primum[lab]'\n"
+    said = "lab inspect: the package datasets is missing; pip install '.[lab]'\n"
     assert capsys.readouterr().err == said
     assert list(tmp_path.iterdir()) == []
 
@@ -61,7 +61,7 @@ def test_also_one_that_the_laboratory_imports_at_once() -> None:
     words = [sys.executable, "-c", code]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert done.stderr == "lab: the package PIL is missing; pip install 'primum[lab]'\n"
+    assert done.stderr == "lab: the package PIL is missing; pip install '.[lab]'\n"
 
 
 def test_a_module_that_is_not_optional_is_a_bug() -> None:

@@ -212,7 +212,7 @@ def test_missing_packages(
     monkeypatch.setitem(sys.modules, missing, None)
     *_, said = refused(capsys, tmp_path / "out", *words).splitlines()
     assert missing.partition(".")[0] in said
-    assert said.endswith("; pip install 'primum[lab]'")
+    assert said.endswith("; pip install '.[lab]'")
 
 
 def test_more_workers_than_cores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

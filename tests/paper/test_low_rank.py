@@ -108,8 +108,8 @@ def test_nesterov_has_two_that_are_proportional(gain):
     torch.testing.assert_close(metric, 1.9**2 * rows @ rows.t())
 
 
-def test_features_that_are_always_zero_cost_no_digits():
-    """AdamW's gain is about 1 / eps there: a float32 SVD would lose those of the others."""
+def dead_features() -> tuple[Tensor, Tensor, Tensor]:
+    """Features of which a third is always zero, gradients at the output, AdamW's gain."""
     rng = torch.Generator().manual_seed(3)
     weight = nn.Parameter(torch.zeros(10, 64))
     optimizer = torch.optim.AdamW([weight], lr=1e-3)
@@ -120,7 +120,14 @@ def test_features_that_are_always_zero_cost_no_digits():
         gain = predict(optimizer, weight, gradients.t() @ features).gain
         weight.grad = gradients.t() @ features
         optimizer.step()
+    assert isinstance(gain, Tensor)
     assert gain.max() > 1e4 * gain.min()
+    return features, gradients, gain
+
+
+def test_features_that_are_always_zero_cost_no_digits():
+    """AdamW's gain is about 1 / eps there: a float32 SVD would lose those of the others."""
+    features, gradients, gain = dead_features()
     found = gram_matrices(MatrixFree(features, gradients, gain), 5)
     for matrix, power in zip(found, (1, 2), strict=True):
         expected = by_many_digits(features.double(), gradients.double(), gain, power)

@@ -153,5 +153,5 @@ def _found_inf(optimizer: Any) -> Tensor | None:
 
 
 def _marks(grads: Mapping[str, Tensor]) -> dict[str, tuple[int, int]]:
-    """What tells whether gradients were changed; no references, as `model.to()` may swap them."""
+    """What shows whether gradients were changed; no references, as `model.to()` may swap them."""
     return {part: (id(grad), version(grad)) for part, grad in grads.items()}

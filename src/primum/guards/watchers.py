@@ -108,7 +108,7 @@ class SeveralCalls(Observer):
                 f"the head {self._engine.head.name!r} ran more than once in one backward pass (two "
                 "batches, a chunked loss). Each call is reweighted on its own, without the "
                 "gradients of the others; call the head once for all samples, or compute the loss "
-                "as loss = reducer(losses), which weighs them together",
+                "as loss = reducer(losses), which covers them all",
             )
 
 

@@ -19,8 +19,8 @@ _NUMBERS = itertools.count()
 class Hook:
     """A forward hook that copies, pickles and scripts of its module do not have.
 
-    An EMA copy or a saved model must not carry the optimizer along, nor be weighed, nor need primum
-    to be loaded: while the hook is there, the module's own `__getstate__` leaves it out. And
+    An EMA copy or a saved model must not carry the optimizer along, nor be reweighted, nor need
+    primum to be loaded: while the hook is there, the module's own `__getstate__` leaves it out. And
     `torch.jit.script`, which compiles hooks from their source, is shown one that does nothing.
     """
 

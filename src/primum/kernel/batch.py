@@ -1,4 +1,4 @@
-"""What one backward pass delivers at the head, by what gets a weight: samples or tokens."""
+"""What one backward pass delivers at the head, by sample or token."""
 
 from __future__ import annotations
 

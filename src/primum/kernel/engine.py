@@ -41,7 +41,7 @@ class Call(Protocol):
 
 
 class Layout:
-    """What a row is, and so what gets a weight: here, samples. `per` says which."""
+    """What a row is, and so what is reweighted: here, samples. `per` says which."""
 
     per = "sample"
 

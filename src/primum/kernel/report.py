@@ -29,7 +29,7 @@ class StepReport:
         why: Why they were not applied; empty if they were.
         own: The rows of this rank, if several ranks solved together: all vectors then cover the
             global batch, in the order of ranks. Otherwise all rows.
-        per: What gets a weight: "sample" or "token".
+        per: What is reweighted: "sample" or "token".
         approximate: Whether the Gram operator was approximated: per token, with a large vocabulary.
     """
 

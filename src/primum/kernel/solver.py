@@ -33,7 +33,7 @@ def solve(problem: Problem, max_iters: int = 20, tolerance: float = 0.0) -> Solu
         problem: See `Problem`.
         max_iters: Maximum number of iterations. On accelerators, in compiled graphs and over
             several ranks the exact number, so that the host need not wait for the device.
-        tolerance: Stop at this certified gap, relative to the harm of the plain step.
+        tolerance: Stop within this distance of the optimum, relative to the harm of the plain step.
 
     Returns:
         A feasible `Solution` with its lower bound.

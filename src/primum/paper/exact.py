@@ -70,7 +70,7 @@ def _cvxpy() -> Any:
     try:
         import cvxpy
     except ImportError as error:
-        raise ImportError("exact solutions need cvxpy: pip install 'primum[dev]'") from error
+        raise ImportError("exact solutions need cvxpy: pip install cvxpy") from error
     return cvxpy
 
 

@@ -1,4 +1,4 @@
-"""What gets a weight of its own, a sample or a token: `per="auto"` and how it decides."""
+"""Weight samples or tokens: `per="auto"` and how it decides."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Granularity(Layout):
 
     Tokens where the head's input is [B, T, d] and the loss has one term per position (see
     `seen_in`), samples elsewhere. Inputs [B, 1, d] and gradients that are zero or not finite
-    leave the question open: there is nothing to tell samples from tokens.
+    leave the question open: nothing distinguishes samples from tokens.
 
     Args:
         asked: "auto", "sample" or "token".

@@ -12,7 +12,7 @@ network.py    the whole network: error by depth, REOR, first-order accuracy
 samples.py    a grid of samples
 
 Colours are the colour-blind-safe Okabe-Ito palette; line styles and markers differ too, for
-grayscale print. Needs matplotlib (`pip install primum[diagnostics]`).
+grayscale print. Needs matplotlib (`pip install matplotlib`).
 """
 
 from primum.diagnostics.figures.batch import one_batch
