@@ -12,11 +12,11 @@ The rooms of the package; `api.py` is the only place that wires parts together:
     distributed/    several processes: DistributedDataParallel, fully_shard
     guards/         what watches a run: steps, clipping, discarded gradients, effect, summary
     paper/          the paper's method as written
-    diagnostics/    interference in whole networks
+    diagnostics/    interference in whole networks; whether primum is likely to help
     integrations/   Lightning, Transformers, loggers
 """
 
-from primum.api import attach, detach, observe
+from primum.api import attach, detach, diagnose, observe
 from primum.kernel.problem import Problem, Solution, StepProblem
 from primum.kernel.recipe import Primum, Recipe
 from primum.kernel.report import StepReport
@@ -34,6 +34,7 @@ __all__ = [
     "StepReport",
     "attach",
     "detach",
+    "diagnose",
     "observe",
     "solve",
 ]

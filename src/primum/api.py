@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from primum.distributed.collectives import world_size
@@ -39,6 +39,9 @@ from primum.setup.validate import (
 )
 from primum.tokens.layout import Granularity
 from primum.tokens.sketch import Sketched
+
+if TYPE_CHECKING:
+    from primum.diagnostics.diagnose import Diagnosis
 
 
 def attach(
@@ -124,6 +127,40 @@ def detach(model: nn.Module) -> None:
         for hook in hooked(module):
             if isinstance(hook, HeadHook) and hook.reducer is not None:
                 hook.reducer.remove()
+
+
+def diagnose(
+    model: nn.Module,
+    optimizer: Optimizer | Iterable[Optimizer] | Any,
+    batches: Iterable[Any],
+    loss_fn: Callable[[nn.Module, Any], Tensor],
+) -> Diagnosis:
+    """Say whether primum is likely to help here: 20 plain steps, and 20 that are measured.
+
+    Works on copies: model, optimizer and random states stay as they are. The steps are those of the
+    optimizer alone, at its present learning rate, without schedule, clipping or gradient scaler.
+    Call it after the first epoch if you can: our settings were measured there.
+
+    Args:
+        model: As in `attach`.
+        optimizer: As in `attach`.
+        batches: A DataLoader, a list, or any iterable of what `loss_fn` takes; repeated if it has
+            fewer than 40. An iterator loses what is drawn from it.
+        loss_fn: From the model and a batch to one loss per sample or token.
+
+    Returns:
+        The numbers, a `.verdict` in words and `.plot()`. `print` it.
+
+    Examples:
+        >>> def losses(model, batch):
+        ...     inputs, labels = batch
+        ...     return nn.functional.cross_entropy(model(inputs), labels, reduction="none")
+        >>> print(primum.diagnose(model, optimizer, loader, losses).verdict)
+        Likely to help: above two thirds of a step. There, 10 of our 23 image settings ...
+    """
+    from primum.diagnostics import diagnose as room  # on demand: the core does without it
+
+    return room.diagnose(model, optimizer, batches, loss_fn)
 
 
 def _attach(

@@ -23,16 +23,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     arguments = parser().parse_args(words)
     try:
-        from primum.demo import demo
+        from primum.demo import demo, diagnose_demo
 
+        if arguments.command == "diagnose":
+            return diagnose_demo()
         return demo(arguments.seeds, arguments.epochs)
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("sklearn", "scipy"):
             raise
-        print(
-            "primum: demo needs scikit-learn; in a clone of the repository: pip install '.[demo]'",
-            file=sys.stderr,
-        )
+        needs = f"{arguments.command} needs scikit-learn; in a clone: pip install '.[demo]'"
+        print(f"primum: {needs}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("\nStopped.", file=sys.stderr)
@@ -47,11 +47,19 @@ def parser() -> argparse.ArgumentParser:
         epilog=f"python -m lab, in a checkout of the repository, has {', '.join(LABORATORY)}.",
     )
     made.add_argument("--version", action="version", version=f"primum {__version__}")
-    commands = made.add_subparsers(title="commands", required=True, metavar="command")
+    commands = made.add_subparsers(
+        title="commands", required=True, dest="command", metavar="command"
+    )
     about = "train a small network with and without primum, in less than a minute"
     demo = commands.add_parser("demo", help=about, description=f"{about.capitalize()}.")
     demo.add_argument("--seeds", type=_count, default=5, metavar="N", help="runs per arm (5)")
     demo.add_argument("--epochs", type=_count, default=15, metavar="N", help="per run (15)")
+    about = "say whether primum is likely to help, after 40 steps on handwritten digits"
+    own = "For your own model, call primum.diagnose(model, optimizer, batches, loss_fn)."
+    diagnose = commands.add_parser(
+        "diagnose", help=about, description=f"{about.capitalize()}.", epilog=own
+    )
+    diagnose.add_argument("--demo", action="store_true", required=True, help="required; see below")
     return made
 
 

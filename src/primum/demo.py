@@ -149,6 +149,23 @@ def demo(seeds: int = 5, epochs: int = 15, say: Callable[[str], object] = print)
     return 0
 
 
+def diagnose_demo(say: Callable[[str], object] = print) -> int:
+    """Diagnose the network of the demo, new, on the same digits; returns the exit code."""
+    data = noisy_digits()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = group_norm_cnn()
+        rows = torch.randperm(TRAIN_SIZE).view(-1, BATCH)
+    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=2e-3)
+    say("Handwritten digits with noise, group-norm CNN, SGD.\nAfter 20 plain steps, the next 20:\n")
+
+    def losses(model: nn.Module, rows: Tensor) -> Tensor:
+        return F.cross_entropy(model(data.images[rows]), data.labels[rows], reduction="none")
+
+    say(str(primum.diagnose(model, optimizer, list(rows), losses)))
+    return 0
+
+
 def _progress(text: str) -> None:
     if sys.stderr.isatty():
         print(f"\r{text.ljust(40)}\r{text}", end="", file=sys.stderr, flush=True)

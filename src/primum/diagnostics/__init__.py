@@ -16,6 +16,8 @@ Data flows down, imports never point up:
     real.py          losses before and after a real step, on copies
     shift.py         the part of a step that moves the logits of all samples alike
     compare.py       all weightings of a batch, side by side
+    self_check.py    gradients and prediction of the head against slow references
+    diagnose.py      whether primum is likely to help: `primum.diagnose`
     record.py        the metrics kept for each step
     meter.py         metrics over a training run, totals per sample
     figures/         plots of all of these (needs matplotlib)
