@@ -31,8 +31,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("sklearn", "scipy"):
             raise
-        needs = f"{arguments.command} needs scikit-learn; in a clone: pip install '.[demo]'"
-        print(f"primum: {needs}", file=sys.stderr)
+        needs = f"primum: {arguments.command} needs scikit-learn; in a clone of the repository: "
+        print(f"{needs}pip install '.[demo]'", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("\nStopped.", file=sys.stderr)
