@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lab.errors import UserError
+from lab.errors import UserError, reading
 
 
 def load_checkpoint(path: Path, model: nn.Module, optimizer: Optimizer) -> tuple[int | None, bool]:
@@ -23,7 +23,7 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: Optimizer) -> tuple
     wrapped = "model" in content and not isinstance(content["model"], Tensor)
     try:
         model.load_state_dict(content["model"] if wrapped else content)
-    except (RuntimeError, TypeError, AttributeError) as error:
+    except Exception as error:  # any key and any value may stand in it
         first = str(error).split("\n\t")
         raise UserError(
             f"checkpoint {path} does not match the model: {' '.join(first[1:3]) or error}"
@@ -33,20 +33,19 @@ def load_checkpoint(path: Path, model: nn.Module, optimizer: Optimizer) -> tuple
     if "optimizer" in saved:
         try:
             optimizer.load_state_dict(saved["optimizer"])
-        except (ValueError, KeyError, TypeError) as error:
+        except Exception as error:
             raise UserError(f"checkpoint {path}: optimizer does not match: {error}") from error
     step = saved.get("step")
-    return int(step) if step is not None else None, "optimizer" in saved
+    if step is not None and (not isinstance(step, int) or abs(step) > 2**53):
+        raise UserError(f"checkpoint {path}: step must be an integer, got {str(step)[:40]}")
+    return step, "optimizer" in saved
 
 
 def _read(path: Path) -> Mapping[str, Any]:
     if not path.is_file():
         raise UserError(f"checkpoint {path} does not exist; pass a file written by torch.save")
-    try:
+    with reading(f"checkpoint {path}"):
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a file that is not a checkpoint fails in many ways
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"checkpoint {path} cannot be read: {reason}") from error
     if not isinstance(content, Mapping):
         raise UserError(
             f"checkpoint {path} holds a {type(content).__name__}, not a state_dict or a dict with "

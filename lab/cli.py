@@ -14,6 +14,7 @@ from lab.options import (
     add_place,
     add_settings,
     at_least,
+    check_words,
     typed_command,
 )
 from primum.kernel.recipe import RADIUS
@@ -34,6 +35,7 @@ PAPER = (
 )
 SPEEDRUN = "speedrun"  # the one experiment of `reproduce` that is not from the paper
 INSPECT_STEPS = 200
+SEEDS = 10_000  # at most: every run of a grid is planned before the first
 INSPECT_SETTINGS = (
     *("model", "norm", "data", "train_size", "test_size", "augment", "batch_size", "optimizer"),
     *("lr", "weight_decay", "schedule", "device"),
@@ -59,6 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "report": _report,
     }
     add[name](parser)
+    check_words(parser, words)
     arguments = parser.parse_args(words[1:])
     arguments.command = typed_command(words)
     arguments.words = words
@@ -86,9 +89,9 @@ def guarded(name: str, work: Callable[[], int]) -> int:
             file=sys.stderr,
         )
         return 130
-    except (UserError, OSError) as error:
-        print(f"{name}: {error}", file=sys.stderr)
-        return 1
+    except (UserError, OSError, MemoryError, OverflowError) as error:
+        print(f"{name}: {str(error) or 'not enough memory'}", file=sys.stderr)
+        return 2
     except ModuleNotFoundError as error:
         message = missing_package(error)
         if message is None:
@@ -136,7 +139,9 @@ def _demo(parser: argparse.ArgumentParser) -> None:
         "and writes report.html and results.json. Takes about two minutes on two cores; nothing is "
         "downloaded."
     )
-    parser.add_argument("--seeds", type=at_least(1), default=8, metavar="N", help="runs per arm")
+    parser.add_argument(
+        "--seeds", type=at_least(1, SEEDS), default=8, metavar="N", help="runs per arm"
+    )
     parser.add_argument(
         "--epochs", type=at_least(1), default=15, metavar="N", help="epochs per run"
     )
@@ -187,7 +192,7 @@ def _compare(parser: argparse.ArgumentParser) -> None:
                         "default: Python's own documentation. The last tenth is held "
                         "out")  # fmt: skip
     parser.add_argument(
-        "--seeds", type=at_least(1), default=3, metavar="N", help="seeds per arm (3)"
+        "--seeds", type=at_least(1, SEEDS), default=3, metavar="N", help="seeds per arm (3)"
     )
     parser.add_argument("--first-seed", type=at_least(0), default=0, metavar="N", help="first seed")
     parser.add_argument(
@@ -209,7 +214,9 @@ def _reproduce(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", choices=names, metavar="NAME", help=", ".join(names))
     parser.add_argument("--list", action="store_true", help="list all experiments and their cost")
     parser.add_argument("--scale", choices=SCALES, default="small", help="(%(default)s)")
-    parser.add_argument("--seeds", type=at_least(1), metavar="N", help="runs per arm (by scale)")
+    parser.add_argument(
+        "--seeds", type=at_least(1, SEEDS), metavar="N", help="runs per arm (by scale)"
+    )
     parser.add_argument("--train-size", type=at_least(1), metavar="N", help="speedrun: number of "
                         "training images (by scale)")  # fmt: skip
     parser.add_argument("--budgets", type=at_least(1), nargs="+", default=[], metavar="N",

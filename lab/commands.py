@@ -20,6 +20,7 @@ from lab import options
 from lab.arms import Arm
 from lab.checkpoints import load_checkpoint
 from lab.cli import INSPECT_SETTINGS
+from lab.errors import reading
 from lab.files import write_text
 from lab.formatting import NOTE, arm_rows, summary_page
 from lab.images import load_data
@@ -123,9 +124,11 @@ def tensorboard_writer(folder: Path) -> OnRun:
 def report(arguments: argparse.Namespace) -> int:
     """Write the report of some runs and print their verdicts."""
     records = read_runs(arguments.runs)
-    write_text(arguments.out, render(records, title=arguments.title))
-    for group in group_runs(records):
-        print(f"{group.title}: {headline(group)}")
+    with reading(", ".join(map(str, arguments.runs))):  # `moments` and `batch` may hold anything
+        page = render(records, title=arguments.title)
+        lines = [f"{group.title}: {headline(group)}" for group in group_runs(records)]
+    write_text(arguments.out, page)
+    print("\n".join(lines))
     print(f"\n{len(records)} run(s). Report: {shlex.quote(str(arguments.out))}")
     return 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 PACKAGES = (
     *("PIL", "datasets", "jinja2", "matplotlib", "numpy", "pandas", "scipy"),
@@ -14,6 +15,22 @@ INSTALL = "pip install '.[lab]'"
 
 class UserError(ValueError):
     """A wrong setting, file or folder. The message has the value and a way to fix it."""
+
+
+@contextmanager
+def reading(path: Path | str, way_out: str = "") -> Iterator[None]:
+    """A block that reads a file from anywhere: whatever fails is one line that names the file.
+
+    A file that we did not write, or that was damaged, fails in more ways than can be listed.
+    """
+    try:
+        yield
+    except Exception as error:
+        lines = str(error).splitlines()
+        why = lines[0] if lines else ""
+        if not isinstance(error, UserError | OSError) or not why:
+            why = f"{type(error).__name__}{': ' * bool(why)}{why}"
+        raise UserError(f"{path} cannot be read: {why}{'; ' * bool(way_out)}{way_out}") from error
 
 
 def check_least(

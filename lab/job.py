@@ -12,12 +12,13 @@ from typing import Any
 import torch
 
 from lab.callbacks import Curves, Interference, MiddleBatch
+from lab.errors import reading
 from lab.looks import Looks
 from lab.runs import RunRecord, commit, run_from
 from lab.settings import Matched, RunSettings
 from lab.shift_meter import CommonShift
 from lab.stopwatch import use_threads
-from lab.store import Store
+from lab.store import AGAIN, Store
 from lab.tasks import load
 from lab.torchrun import current
 from lab.trainer import Callback, Trainer
@@ -79,8 +80,10 @@ def train_run(
             data_workers=place.data_workers,
         )
         state = place.store.load_checkpoint(settings)
-        if state is not None and trainer.continues(state):
-            trainer.load_state_dict(state)
+        if state is not None:
+            with reading(place.store.checkpoint_path(settings), AGAIN):
+                if trainer.continues(state):
+                    trainer.load_state_dict(state)
         with closing(trainer):
             _train(trainer, place, on_step)
         # As it would be read from its file: None instead of NaN.

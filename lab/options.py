@@ -15,16 +15,40 @@ from lab.errors import UserError
 from lab.settings import RunSettings, run_options
 from lab.texts import name_of
 
+LARGEST = 2**31 - 1  # of an integer: sums and products of a few still fit in 64 bits
 
-def at_least(least: int) -> Any:
-    """An argparse type: an integer >= `least`."""
 
-    def whole(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"must be an integer >= {least}, got {text}")
-        return int(text)
+def whole(text: str) -> int:
+    """An argparse type: an integer that torch can take."""
+    try:
+        value = int(text)
+    except ValueError as error:  # also one of thousands of digits
+        raise argparse.ArgumentTypeError(f"must be an integer, got {text[:40]}") from error
+    if abs(value) > LARGEST:
+        raise argparse.ArgumentTypeError(f"must be at most {LARGEST}, got {text[:40]}")
+    return value
 
-    return whole
+
+def at_least(least: int, most: int = LARGEST) -> Any:
+    """An argparse type: an integer >= `least`, and <= `most`."""
+
+    def within(text: str) -> int:
+        if not text.isdecimal() or whole(text) < least:
+            raise argparse.ArgumentTypeError(f"must be an integer >= {least}, got {text[:40]}")
+        if whole(text) > most:
+            raise argparse.ArgumentTypeError(f"must be at most {most}, got {text}")
+        return whole(text)
+
+    return within
+
+
+def check_words(parser: argparse.ArgumentParser, words: Sequence[str]) -> None:
+    """Refuse what no file name and no page can hold: NUL, and bytes that are not UTF-8."""
+    option = ""
+    for word in words:
+        option = word.partition("=")[0] if word.startswith("-") else option
+        if "\0" in word or any("\ud800" <= letter <= "\udfff" for letter in word):
+            parser.error(f"{option or 'argument'}: must be text without NUL, got {word!r}")
 
 
 def add_settings(parser: argparse.ArgumentParser, only: Sequence[str] = ()) -> None:
@@ -50,7 +74,7 @@ def add_settings(parser: argparse.ArgumentParser, only: Sequence[str] = ()) -> N
         group.add_argument(
             option,
             nargs=None if only or each.name == "task" else "+",
-            type=kind,
+            type=whole if kind is int else kind,
             choices=choices,
             # Missing values are filled in once the task is known.
             default=each.default if only else None,
@@ -74,7 +98,7 @@ def add_arms(parser: argparse.ArgumentParser) -> None:
         kind, about, choices = (each.metadata[name] for name in ("kind", "help", "choices"))
         group.add_argument(
             "--" + each.name.replace("_", "-"),
-            type=kind,
+            type=whole if kind is int else kind,
             choices=choices,
             metavar=None if choices else _metavar(kind),
             help=about,

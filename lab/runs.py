@@ -11,7 +11,7 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from importlib.metadata import version
@@ -21,13 +21,52 @@ from typing import Any
 import torch
 
 import primum
-from lab.errors import UserError
+from lab.errors import UserError, reading
 from lab.files import write_bytes, write_text
 
 FORMAT = "primum-run-1"
 TABLE = ".jsonl.gz"  # how the name of a table of runs ends
 INDEX = "studies.json"  # lists the studies in a folder of tables
 PACKAGES = ("torch", "numpy", "scipy", "scikit-learn", "matplotlib")
+
+
+def _value(value: Any) -> bool:
+    """A cell. JSON has integers of any length, columns have not."""
+    small = isinstance(value, int) and abs(value) < 2**63
+    return value is None or small or isinstance(value, float)
+
+
+def _columns(table: Any) -> bool:
+    return isinstance(table, Mapping) and all(
+        isinstance(column, list) and all(_value(each) for each in column)
+        for column in table.values()
+    )
+
+
+def _texts(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(text, str) for text in value.values())
+
+
+def _objects(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, Mapping) for each in value)
+
+
+# What the entries of a run file must be; a page is made of them without further checks.
+KINDS: dict[str, Callable[[Any], bool]] = {
+    "seed": _value,
+    "settings": lambda value: isinstance(value, Mapping),
+    "arm_settings": lambda value: isinstance(value, Mapping),
+    "environment": _texts,
+    **dict.fromkeys(("command", "commit", "date"), lambda value: isinstance(value, str)),
+    "seconds": _value,
+    "complete": lambda value: isinstance(value, bool),
+    "curves": _columns,
+    "steps": _columns,
+    "final": lambda value: isinstance(value, Mapping) and all(map(_value, value.values())),
+    "batch": lambda value: value is None or isinstance(value, Mapping),
+    "moments": _objects,
+    "protected": _objects,
+}
 
 
 @dataclass(frozen=True)
@@ -115,6 +154,9 @@ def run_from(content: Any) -> RunRecord:
     unknown = content.keys() - known - {"format"}
     if unknown:
         raise UserError(f"unknown entries {sorted(unknown)}; known are {sorted(known)}")
+    for key, fits in KINDS.items():
+        if key in content and not fits(content[key]):
+            raise UserError(f'"{key}" has the wrong type or content: {str(content[key])[:60]}')
     return RunRecord(**{key: value for key, value in content.items() if key in known})
 
 
@@ -126,17 +168,16 @@ def write_table(path: Path, records: Iterable[RunRecord]) -> None:
 
 def read_table(path: Path) -> list[RunRecord]:
     """All runs of a compressed table."""
-    try:
+    with reading(path):
         lines = gzip.decompress(path.read_bytes()).decode().splitlines()
         return [run_from(json.loads(line)) for line in lines]
-    except (OSError, EOFError, ValueError) as error:
-        raise UserError(f"{path} cannot be read as a table of runs: {error}") from error
 
 
 def read_index(path: Path) -> dict[str, dict[str, Any]]:
     """The studies whose tables are in a folder, by name: page, question, command, planned runs."""
-    studies = json.loads(path.read_text(encoding="utf-8"))["studies"]
-    return {study["name"]: study for study in studies}
+    with reading(path):
+        studies = json.loads(path.read_text(encoding="utf-8"))["studies"]
+        return {study["name"]: study for study in studies}
 
 
 def read_runs(paths: Sequence[Path]) -> list[RunRecord]:
@@ -182,19 +223,16 @@ def _read(path: Path, *, strict: bool) -> Iterator[RunRecord]:
     if path.name.endswith(TABLE):
         yield from read_table(path)
         return
-    try:
+    with reading(path):
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read as JSON: {error}") from error
     lines = content.get("runs") if isinstance(content, Mapping) else None
     if not isinstance(lines, list):
         lines = [content]
     for line in lines:
         if strict or (isinstance(line, Mapping) and line.get("format") == FORMAT):
-            try:
-                yield run_from(line)
-            except UserError as error:
-                raise UserError(f"{path}: {error}") from error
+            with reading(path):
+                run = run_from(line)
+            yield run
 
 
 def without_nan(value: Any) -> Any:

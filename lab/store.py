@@ -16,10 +16,12 @@ from typing import Any
 
 import torch
 
-from lab.errors import UserError
+from lab.errors import UserError, reading
 from lab.files import atomic, remove_drafts
 from lab.runs import TABLE, RunRecord, read_table, run_from, write_run
 from lab.settings import RunSettings
+
+AGAIN = "delete it to start this run from step 0"
 
 
 @dataclass(frozen=True)
@@ -52,19 +54,16 @@ class Store:
     def tables(self) -> dict[str, RunRecord]:
         """Runs of the compressed tables in the folder, by key."""
         paths = sorted(self.folder.glob(f"*{TABLE}"))
-        return {run.arm_settings["key"]: run for path in paths for run in read_table(path)}
+        runs = [run for path in paths for run in read_table(path)]
+        return {str(run.arm_settings["key"]): run for run in runs if "key" in run.arm_settings}
 
     def find(self, settings: RunSettings) -> RunRecord | None:
         """The finished run, or None."""
         path = self.run_path(settings)
         if not path.exists():
             return self.tables.get(settings.key)
-        try:
+        with reading(path, "delete it to repeat the run"):
             return run_from(json.loads(path.read_text(encoding="utf-8")))
-        except (OSError, ValueError) as error:
-            raise UserError(
-                f"{path} cannot be read: {error}; delete it to repeat the run"
-            ) from error
 
     def save_run(self, settings: RunSettings, record: RunRecord) -> None:
         """Write a finished run and delete its checkpoint."""
@@ -77,15 +76,14 @@ class Store:
             torch.save(dict(state), file)
 
     def load_checkpoint(self, settings: RunSettings) -> dict[str, Any] | None:
-        """The state of an unfinished run; None if there is no readable checkpoint."""
+        """The state of an unfinished run; None if there is no checkpoint."""
         path = self.checkpoint_path(settings)
         if not path.exists():
             return None
-        try:
-            state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-        except Exception:  # damaged in any way: the run starts from step 0
-            path.unlink(missing_ok=True)
-            return None
+        with reading(path, AGAIN):
+            state = torch.load(path, map_location="cpu", weights_only=True)
+            if not isinstance(state, dict):
+                raise UserError(f"it holds a {type(state).__name__}, not the state of a run")
         return state
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from primum import __version__
 
+DIGITS = 6  # of a count: a million runs or epochs
 LABORATORY = ("compare", "inspect", "report", "reproduce")
 
 
@@ -64,8 +65,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be an integer >= 1, got {text}")
+    if not text.isdecimal() or not text.strip("0"):
+        raise argparse.ArgumentTypeError(f"must be an integer >= 1, got {text[:40]}")
+    if len(text) > DIGITS:
+        raise argparse.ArgumentTypeError(f"must have at most {DIGITS} digits, got {text[:40]}")
     return int(text)
 
 

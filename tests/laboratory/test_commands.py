@@ -158,7 +158,7 @@ def test_ctrl_c_keeps_what_is_finished(
 
 def refused(capsys: pytest.CaptureFixture[str], out: Path, *words: str) -> str:
     """The message, after checking the exit code and that no result was left."""
-    assert main(["--seeds", "1", "--out", str(out), *words]) == 1
+    assert main(["--seeds", "1", "--out", str(out), *words]) == 2
     assert not files_in(out)
     return capsys.readouterr().err
 
@@ -277,7 +277,7 @@ def test_inspect_checkpoints_and_untrained(
     assert cli.main([*words, "--train-steps", "0", "--reduce"]) == 0
     (run,) = read_runs([tmp_path / "out"])
     assert (run.arm, [moment["label"] for moment in run.moments]) == ("primum", ["step 0"])
-    assert cli.main([*words, "--checkpoint", str(tmp_path / "none.pt")]) == 1
+    assert cli.main([*words, "--checkpoint", str(tmp_path / "none.pt")]) == 2
     assert capsys.readouterr().err.startswith("lab inspect: checkpoint")
 
 
@@ -311,5 +311,5 @@ def test_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "a model: Primum compared with base: test accuracy higher by 10.0 points" in printed
     assert "6 run(s)" in printed
     assert "<h1>Ours</h1>" in page.read_text()
-    assert cli.main(["report", str(tmp_path / "none")]) == 1
+    assert cli.main(["report", str(tmp_path / "none")]) == 2
     assert "does not exist" in capsys.readouterr().err

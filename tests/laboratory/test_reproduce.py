@@ -47,7 +47,7 @@ def test_table_1_smoke(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     # The ablation shares runs; and with --no-resume a folder in use is refused.
     assert main([*words, "ablation-radius"]) == 0
     assert "run(s) already finished" in capsys.readouterr().err
-    assert main([*words, "table1", "--no-resume"]) == 1
+    assert main([*words, "table1", "--no-resume"]) == 2
     assert "already has runs" in capsys.readouterr().err
 
 
@@ -81,7 +81,7 @@ def test_list(capsys: pytest.CaptureFixture[str]) -> None:
 def test_user_errors(
     words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["reproduce", *words, "--out", str(tmp_path / "out")]) == 1
+    assert main(["reproduce", *words, "--out", str(tmp_path / "out")]) == 2
     said = capsys.readouterr().err
     assert message in said.splitlines()[-1]
     assert not list((tmp_path / "out").rglob("*.json"))

@@ -87,7 +87,7 @@ def test_tables_hold_the_same_runs_in_the_same_bytes(tmp_path: Path) -> None:
     assert (tmp_path / "a.jsonl.gz").read_bytes() == (tmp_path / "b.jsonl.gz").read_bytes()
     assert read_runs([tmp_path]) == runs  # the same run in two tables counts once
     (tmp_path / "a.jsonl.gz").write_bytes(b"half a fi")
-    with pytest.raises(UserError, match=r"a\.jsonl\.gz cannot be read as a table of runs"):
+    with pytest.raises(UserError, match=r"a\.jsonl\.gz cannot be read"):
         read_runs([tmp_path])
 
 
@@ -106,7 +106,7 @@ def test_files_and_folders(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "cannot be read as JSON"),
+        ("{", "cannot be read: JSON"),
         ("[1]", "JSON object"),
         ('{"format": "x"}', "primum-run-1"),
     ],

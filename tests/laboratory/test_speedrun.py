@@ -101,7 +101,7 @@ def test_the_command_smoke(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
         assert record.final["fallbacks"] == 0
     assert main(words) == 0
     assert "already finished" in capsys.readouterr().err
-    assert main([*words, "--no-resume"]) == 1
+    assert main([*words, "--no-resume"]) == 2
 
 
 def test_its_options_are_its_own(capsys: pytest.CaptureFixture[str]) -> None:

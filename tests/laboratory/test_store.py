@@ -83,17 +83,19 @@ def test_a_folder_that_is_a_file(tmp_path: Path) -> None:
         write_bytes(tmp_path / "out" / "runs" / "a.json", b"")
 
 
-def test_a_damaged_checkpoint_is_removed(store: Store) -> None:
+def test_a_damaged_checkpoint_is_named_and_kept(store: Store) -> None:
     run = tiny()
     store.checkpoint_path(run).write_bytes(b"half a fi")
-    assert store.load_checkpoint(run) is None
-    assert files(store) == []
+    with pytest.raises(UserError, match=r"base-seed0-.*cannot be read.*delete it"):
+        store.load_checkpoint(run)
+    assert files(store) == [f"base-seed0-{run.key}.pt"]
 
 
 def test_a_checkpoint_is_no_program(store: Store) -> None:
     run = tiny()
     torch.save({"step": Path("/")}, store.checkpoint_path(run))
-    assert store.load_checkpoint(run) is None
+    with pytest.raises(UserError, match="cannot be read"):
+        store.load_checkpoint(run)
 
 
 def test_a_run_that_cannot_be_read_is_named(store: Store) -> None:

@@ -196,7 +196,7 @@ def test_errors_are_one_line(
     file = tmp_path / "some.txt"
     file.write_text("some text", encoding="utf-8")
     given = [str(file) if word == "FILE" else word for word in words]
-    assert main(*given, "--out", str(tmp_path / "out")) == 1
+    assert main(*given, "--out", str(tmp_path / "out")) == 2
     error = capsys.readouterr().err
     assert message in error
     assert "Traceback" not in error
