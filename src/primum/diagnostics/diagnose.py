@@ -158,11 +158,11 @@ def diagnose(model: nn.Module, optimizer: Any, batches: Any, loss_fn: LossFn) ->
         plain = [_step(model, optimizers, batch, loss_fn)[1] for batch in islice(drawn, STEPS)]
         if not plain:
             raise ValueError("batches is empty; pass a DataLoader or a list of batches")
-        reducer = primum.observe(model, optimizers)
-        outputs: list[Tensor] = []
+        reducer, outputs = primum.observe(model, optimizers), list[Tensor]()
+        seconds: list[float] = []
         assert reducer.head is not None
         reducer.head.register_forward_hook(lambda *call: outputs.append(call[2].detach().clone()))
-        shares, harmed, removed, seconds = [], [], [], []
+        shares, harmed, removed = [], [], []
         for number, batch in enumerate(islice(drawn, STEPS)):
             outputs.clear()
             torch.manual_seed(number)
