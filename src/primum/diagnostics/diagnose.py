@@ -9,7 +9,7 @@ import sys
 import textwrap
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import cycle, islice
@@ -125,14 +125,12 @@ class Diagnosis:
             share, (figure, axes) = self.common_shift, canvas(6.4, 3.8)
             for kind, look in looks(list(SETTINGS)).items():
                 shares, gains, widths = zip(*SETTINGS[kind], strict=True)
-                look_of: Any = {"fmt": look.marker, "color": look.colour, "elinewidth": 1}
-                axes.errorbar(shares, gains, widths, label=kind, **look_of)
+                axes.errorbar(*(shares, gains, widths), fmt=look.marker, c=look.colour, label=kind)
             axes.axvspan(100 * share.lowest, 100 * share.highest, color="#888888", alpha=0.2, lw=0)
             axes.axvline(100 * share.mean, color="#010203", label="this model, 20 steps")
             axes.axhline(0, color="#010203", linewidth=0.8)
-            axes.set_xlim(0, 100)
-            axes.set_xlabel("share of a step that moves all logits alike, %")
-            axes.set_ylabel("points of test accuracy above plain")
+            axes.set(xlim=(0, 100), xlabel="share of a step that moves all logits alike, %")
+            axes.set(ylabel="points of test accuracy above plain")
             axes.legend(loc="upper left")
             if path is not None:
                 figure.savefig(path)
@@ -149,9 +147,7 @@ def _zone(share: float) -> str:
     return "Expect little or nothing: below half"
 
 
-def diagnose(
-    model: nn.Module, optimizer: Any, batches: Iterable[Any], loss_fn: LossFn
-) -> Diagnosis:
+def diagnose(model: nn.Module, optimizer: Any, batches: Any, loss_fn: LossFn) -> Diagnosis:
     """See `primum.diagnose`."""
     with _untouched(model, batches), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "primum: computing sample weights takes")
@@ -162,11 +158,11 @@ def diagnose(
         plain = [_step(model, optimizers, batch, loss_fn)[1] for batch in islice(drawn, STEPS)]
         if not plain:
             raise ValueError("batches is empty; pass a DataLoader or a list of batches")
-        reducer = primum.observe(model, optimizers)
-        outputs: list[Tensor] = []
+        reducer, outputs = primum.observe(model, optimizers), list[Tensor]()
+        seconds: list[float] = []
         assert reducer.head is not None
         reducer.head.register_forward_hook(lambda *call: outputs.append(call[2].detach().clone()))
-        shares, harmed, removed, seconds = [], [], [], []
+        shares, harmed, removed = [], [], []
         for number, batch in enumerate(islice(drawn, STEPS)):
             outputs.clear()
             torch.manual_seed(number)
@@ -212,15 +208,13 @@ def _untouched(model: nn.Module, batches: Any) -> Iterator[None]:
     numpy: Any = sys.modules.get("numpy")
     holders = (batches, getattr(batches, "sampler", None))
     owned = [getattr(each, "generator", None) for each in holders]
-    kept = [(each, each.get_state()) for each in owned if isinstance(each, torch.Generator)]
-    of_python, of_numpy = random.getstate(), numpy.random.get_state() if numpy else None
+    states: list[tuple[Callable[[Any], object], Any]] = [(random.setstate, random.getstate())]
+    states += [(numpy.random.set_state, numpy.random.get_state())] if numpy else []
+    states += [(g.set_state, g.get_state()) for g in owned if isinstance(g, torch.Generator)]
     devices = [each for each in {p.device for p in model.parameters()} if each.type == "cuda"]
     try:
         with torch.random.fork_rng(devices=devices):
             yield
     finally:
-        random.setstate(of_python)
-        if numpy:
-            numpy.random.set_state(of_numpy)
-        for generator, state in kept:
-            generator.set_state(state)
+        for put_back, state in states:
+            put_back(state)
