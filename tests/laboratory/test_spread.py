@@ -66,4 +66,4 @@ def test_the_table_and_the_command(tmp_path: Path, capsys: pytest.CaptureFixture
     write_table(tmp_path / "some.jsonl.gz", runs)
     assert main([str(tmp_path)]) == 0
     assert capsys.readouterr().out.strip() == table.replace("ours", "primum")
-    assert main([str(tmp_path / "nothing")]) == 1
+    assert main([str(tmp_path / "nothing")]) == 2

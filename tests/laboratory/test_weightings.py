@@ -119,7 +119,7 @@ def test_upgrad_is_torchjds_on_explicit_gradients(weighted: bool) -> None:
 @pytest.mark.parametrize("missing", ["torchjd.aggregation", "quadprog"])
 def test_upgrad_without_its_packages(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, missing, None)
-    with pytest.raises(UserError, match=r"upgrad needs torchjd and quadprog .*primum\[lab\]"):
+    with pytest.raises(UserError, match=r"upgrad needs torchjd and quadprog .*\.\[lab\]"):
         UpGrad(mean_one=False)
 
 

@@ -225,5 +225,5 @@ def test_no_radius_no_change():
 
 def test_without_cvxpy_it_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "cvxpy", None)
-    with pytest.raises(ImportError, match=r"pip install 'primum\[dev\]'"):
+    with pytest.raises(ImportError, match=r"pip install cvxpy"):
         exact_update(torch.ones(1, 1), torch.ones(1), 0.2)
