@@ -1,4 +1,4 @@
-"""What watches a run: measurements for the kernel, and everything a user should be told once.
+"""What watches a run: measurements for the kernel, and what a user is warned about once.
 
 steps.py            steps of optimizers: counted, and compared with the passes through the head
 gradient_scale.py   what the loop does to gradients before the step: loss scaling, clipping

@@ -121,7 +121,7 @@ class MeasuredScale(Observer):
             known = known & (found_inf.to(known.device) == 0)
         ratio = torch.where((ratio - 1).abs() < SAME, 1.0, ratio)
         if on_host(ratio):
-            found = zip(parts, ratio.tolist(), known.tolist(), strict=True)
+            found = zip(parts, ratio.tolist(), known.tolist(), strict=True)  # host memory: no sync
             self._factors |= {part: number for part, number, sure in found if sure}
             weight, bias = (self._factors.get(part) for part in ("weight", "bias"))
             if weight is not None and bias is not None and abs(weight - bias) < SAME * weight:
